@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The duck wire protocol: every byte that host and duck exchange over UDP/IPv4.
+ *
+ * This header is the contract. It is valid C11 and C++17, all fields are little-endian and
+ * naturally
+ * aligned, and tests/contract proves that C, C++ and Python agree on each size and offset.
+ * docs/reference/wire-protocol.md tells the story; the rules that code must keep are here:
+ *
+ *  - One packet = one struct duck_packet_header + payload. A message longer than one packet is cut
+ *    into
+ *    fragments of equal stride (`fragment_bytes`, the last one may be shorter); fragments may
+ *    arrive in
+ *    any order, twice, or not at all.
+ *  - A receiver checks, in this order: length, magic, version, type, sizes against each other, MAC,
+ *    counter (replay window). The first check that fails drops the packet and adds one to its
+ *    counter.
+ *    Nothing is ever answered with more bytes than it took to ask.
+ *  - No pointers, no file names, no host addresses travel. Offsets and lengths are checked in
+ *    release builds.
+ *  - A request repeated with the same sequence number is answered from the reply cache, never done
+ *    twice.
+ */
+#ifndef DUCK_WIRE_H
+#define DUCK_WIRE_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DUCK_WIRE_MAGIC 0x4B435544u /* "DUCK" read as a little-endian word */
+#define DUCK_WIRE_VERSION 1u
+#define DUCK_WIRE_PORT 7211u
+
+/* ---- limits: each has a name, reaching it is an error with a name ---------------------------- */
+#define DUCK_WIRE_PACKET_BYTES_MAX 8972u   /* UDP payload of a 9000-byte MTU */
+#define DUCK_WIRE_FRAGMENT_BYTES_MAX 8896u /* payload stride that fits it, a multiple of 64 */
+#define DUCK_WIRE_FRAGMENT_BYTES_1500                                                              \
+    1408u /* payload stride for a 1500-byte MTU, a multiple of 64 */
+#define DUCK_WIRE_CALL_BYTES_MAX (32u << 20)   /* one CALL or RESULT message */
+#define DUCK_WIRE_WRITE_CHUNK_BYTES (1u << 20) /* one bulk WRITE message */
+#define DUCK_WIRE_FRAGMENTS_MAX 23832u         /* ceil(DUCK_WIRE_CALL_BYTES_MAX / 1408) */
+#define DUCK_WIRE_CALLS_IN_FLIGHT_MAX                                                              \
+    4u /* credit: a duck holds this many calls and their results */
+#define DUCK_WIRE_WRITES_IN_FLIGHT_MAX 8u
+#define DUCK_WIRE_NACK_RANGES_MAX 64u
+#define DUCK_WIRE_NAME_BYTES 32u
+#define DUCK_WIRE_TEXT_BYTES 192u
+#define DUCK_WIRE_KEY_BYTES 32u /* fleet key, session secrets */
+#define DUCK_WIRE_NONCE_BYTES 16u
+#define DUCK_WIRE_MAC_BYTES 16u
+#define DUCK_WIRE_DIGEST_BYTES 32u /* SHA-256 */
+#define DUCK_WIRE_BUILD_BYTES 20u
+/* counters at most this far behind the newest are still accepted */
+#define DUCK_WIRE_REPLAY_WINDOW 4096u
+
+/* ---- message types --------------------------------------------------------------------------- */
+/* The letter tells which key seals the packet (see duck_packet_header.mac):
+ *   F  fleet key, HMAC-SHA-256 cut to 128 bits; the form of F messages is the same in every version
+ *   S  session key of the sender's direction, GMAC (AES-128)
+ *   D  domain key, GMAC: the host sends the same bytes to every duck of a domain
+ * "request -> reply"; replies carry the request's sequence number. */
+enum duck_message_type {
+    /* control */
+    DUCK_MSG_HELLO = 1, /* F host -> duck: struct duck_hello, padded to the size of duck_info */
+    DUCK_MSG_INFO = 2,  /* F duck -> host: struct duck_info */
+    /* S host -> duck: struct duck_ping -> PONG. Heartbeat, independent of all else */
+    DUCK_MSG_PING = 3,
+    DUCK_MSG_PONG = 4,   /* S duck -> host: struct duck_pong */
+    DUCK_MSG_LOG = 5,    /* S request {u64 since} -> reply: struct duck_log_reply + text */
+    DUCK_MSG_STATS = 6,  /* S request, padded to the reply's size -> reply: struct duck_stats */
+    DUCK_MSG_REBOOT = 7, /* S request -> DONE, then the duck restarts */
+    DUCK_MSG_DONE = 8,   /* S generic reply: struct duck_done */
+    /* bulk */
+    /* S struct duck_reserve -> DONE: make a region of this size (kept if equal) */
+    DUCK_MSG_RESERVE = 16,
+    DUCK_MSG_WRITE = 17,     /* S struct duck_write_prefix + bytes in EVERY fragment -> WRITE_ACK */
+    DUCK_MSG_WRITE_ACK = 18, /* S struct duck_nack; range_count 0 = chunk complete */
+    DUCK_MSG_COMMIT = 19,    /* S struct duck_commit -> DONE: digest checked in memory */
+    DUCK_MSG_READ = 20,      /* S struct duck_read, padded to the reply's size -> READ_DATA */
+    DUCK_MSG_READ_DATA = 21, /* S bytes, one packet */
+    /* compute */
+    /* S struct duck_open -> DONE: start a persistent session of the loaded kernel */
+    DUCK_MSG_OPEN = 32,
+    DUCK_MSG_CALL = 33, /* D or S: opaque input of the kernel, fragmented -> RESULT, FAULT */
+    /* S duck -> host: struct duck_result_prefix in EVERY fragment + opaque output */
+    DUCK_MSG_RESULT = 34,
+    /* S either way: struct duck_nack for the message {type CALL or RESULT, sequence} */
+    DUCK_MSG_NACK = 35,
+    /* S host -> duck: struct duck_query: "where is my call?" -> RESULT, NACK or BUSY */
+    DUCK_MSG_QUERY = 36,
+    DUCK_MSG_BUSY = 37, /* S duck -> host: struct duck_done; the call is whole and being computed */
+    DUCK_MSG_FAULT = 38, /* S duck -> host: struct duck_fault: the session has ended */
+    DUCK_MSG_CLOSE = 39  /* S request -> DONE */
+};
+
+/* ---- the packet header ----------------------------------------------------------------------- */
+struct duck_packet_header {
+    uint32_t magic;   /* DUCK_WIRE_MAGIC */
+    uint8_t version;  /* DUCK_WIRE_VERSION */
+    uint8_t type;     /* enum duck_message_type */
+    uint8_t key;      /* enum duck_wire_key: which key made `mac` */
+    uint8_t reserved; /* 0 */
+    /* chosen by the host at HELLO, random, never 0; for D packets the domain session */
+    uint32_t session;
+    uint32_t sequence;       /* of the message; calls count 1, 2, 3, ... within a compute session */
+    uint32_t message_bytes;  /* whole message without headers and per-fragment prefixes */
+    uint32_t fragment_index; /* 0 .. ceil(message_bytes / fragment_bytes) - 1 */
+    /* stride: message bytes in every fragment but the last; a multiple of 64 */
+    uint16_t fragment_bytes;
+    uint16_t payload_bytes; /* bytes after this header, prefix included */
+    uint32_t reserved2;     /* 0 */
+    uint64_t counter; /* strictly increasing per key and sender; the GMAC nonce; 0 for F packets */
+    uint8_t mac[16];  /* over header (mac = 0) and payload */
+};
+static_assert(sizeof(struct duck_packet_header) == 56, "packet header is 56 bytes");
+static_assert(offsetof(struct duck_packet_header, counter) == 32, "counter is naturally aligned");
+static_assert(offsetof(struct duck_packet_header, mac) == 40, "mac ends the header");
+
+enum duck_wire_key { DUCK_KEY_FLEET = 0, DUCK_KEY_SESSION = 1, DUCK_KEY_DOMAIN = 2 };
+
+/* Key derivation (kernels/wire/seal.c). Session: HMAC-SHA-256(fleet key, "duck session 1" |
+ * host_nonce | duck_nonce): first 16 bytes host -> duck, last 16 duck -> host. Domain: first 16
+ * bytes of HMAC-SHA-256(fleet key, "duck domain 1" | domain_nonce). GMAC nonce (12 bytes): counter,
+ * then key << 8 | direction as u32 (direction 0 host -> duck, 1 duck -> host). */
+
+/* ---- control --------------------------------------------------------------------------------- */
+struct duck_hello {
+    uint32_t session;                          /* the session that this HELLO asks for */
+    uint32_t domain_session;                   /* the session number of D packets, 0 = none */
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* fresh for each HELLO */
+    /* fresh for each host start, shared by a domain's ducks */
+    uint8_t domain_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t build[DUCK_WIRE_BUILD_BYTES]; /* host's build hash (SHA-1 sized) */
+    uint32_t reserved;
+};
+static_assert(sizeof(struct duck_hello) == 64, "hello");
+
+enum duck_state {
+    DUCK_STATE_IDLE = 0,    /* no weights */
+    DUCK_STATE_LOADING = 1, /* a region is reserved, not all of it is committed */
+    DUCK_STATE_READY = 2,   /* weights committed, no compute session */
+    DUCK_STATE_SERVING = 3, /* compute session open */
+    DUCK_STATE_FAULTED = 4  /* the last compute session ended in a fault; a new OPEN clears it */
+};
+
+enum duck_platform {
+    DUCK_PLATFORM_LINUX_PROCESS = 1,
+    DUCK_PLATFORM_LINUX_IMAGE = 2,
+    DUCK_PLATFORM_DUCKOS = 3
+};
+
+/* CPU feature bits of duck_info.cpu_features */
+#define DUCK_CPU_AVX2 1u
+#define DUCK_CPU_FMA 2u
+#define DUCK_CPU_F16C 4u
+#define DUCK_CPU_AESNI 8u
+#define DUCK_CPU_PCLMUL 16u
+#define DUCK_CPU_AVXVNNI 32u
+
+struct duck_info {
+    uint32_t session;                          /* echoed from HELLO */
+    uint32_t protocol_version;                 /* DUCK_WIRE_VERSION of the duck */
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* echoed: binds the answer to the question */
+    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES]; /* fresh for each HELLO */
+    uint64_t boot_id;                          /* random, new at each start of the duck */
+    uint8_t build[DUCK_WIRE_BUILD_BYTES];      /* duck's build hash */
+    uint32_t platform;                         /* enum duck_platform */
+    char name[DUCK_WIRE_NAME_BYTES];           /* zero-padded */
+    char cpu_model[48];                        /* zero-padded CPUID brand string */
+    uint32_t cpu_features;
+    uint32_t core_count;
+    uint64_t memory_bytes;     /* all of the duck's memory */
+    uint64_t weight_bytes_max; /* largest weights region that RESERVE will grant */
+    uint32_t mtu_bytes;        /* IP MTU of the NIC, 0 = unknown */
+    uint32_t link_mbps;        /* 0 = unknown */
+    int32_t temperature_mc;    /* millidegree Celsius, INT32_MIN = no sensor */
+    uint32_t state;            /* enum duck_state */
+    uint8_t mac_address[6];    /* of the NIC, zero = unknown */
+    uint8_t huge_pages;        /* 1: weights lie in huge pages */
+    uint8_t poll_policy;       /* enum duck_poll_policy */
+    uint32_t abi_version;      /* DUCK_KERNEL_ABI_VERSION of the duck */
+    /* digest of the last whole COMMIT set, zero = none */
+    uint8_t weights_id[DUCK_WIRE_DIGEST_BYTES];
+    uint64_t uptime_ns;
+    uint8_t reserved[40]; /* calibration figures go here */
+};
+static_assert(sizeof(struct duck_info) == 288, "info");
+
+enum duck_poll_policy { DUCK_POLL_SPIN = 0, DUCK_POLL_SLEEP = 1, DUCK_POLL_BLOCK = 2 };
+
+struct duck_ping {
+    uint64_t host_time_ns; /* echoed */
+    uint8_t reserved[24];  /* 0; keeps the request as long as the reply */
+};
+struct duck_pong {
+    uint64_t host_time_ns;
+    uint64_t duck_time_ns; /* the duck's monotonic clock */
+    uint32_t state;        /* enum duck_state */
+    uint32_t last_call;    /* sequence of the last finished call */
+    uint64_t boot_id;
+};
+static_assert(sizeof(struct duck_ping) == 32 && sizeof(struct duck_pong) == 32, "ping and pong");
+
+struct duck_log_request {
+    uint64_t since;    /* byte position in the duck's log, 0 = oldest kept */
+    uint8_t pad[1000]; /* as long as the longest reply */
+};
+struct duck_log_reply {
+    uint64_t next;       /* ask with this the next time */
+    uint32_t text_bytes; /* follows */
+    uint32_t reserved;
+};
+static_assert(sizeof(struct duck_log_request) == 1008 && sizeof(struct duck_log_reply) == 16,
+              "log");
+
+/* Counters since start. Order is part of the contract; new ones take reserved places. */
+struct duck_stats {
+    uint64_t packets_received, packets_sent, bytes_received, bytes_sent;
+    uint64_t dropped_short, dropped_magic, dropped_version, dropped_type, dropped_size, dropped_mac,
+        dropped_replay, dropped_session, dropped_limit;
+    uint64_t calls_started, calls_finished, calls_repeated; /* repeated = answered from the cache */
+    uint64_t nacks_sent, nacks_received, queries_received, results_resent;
+    /* in the kernel / message whole -> kernel start */
+    uint64_t kernel_ns_total, kernel_ns_max, queue_ns_total;
+    uint64_t write_bytes, commits, sessions_opened, sessions_faulted;
+    uint64_t uptime_ns;
+    uint64_t reserved[4];
+};
+static_assert(sizeof(struct duck_stats) == 256, "stats");
+
+struct duck_done {
+    uint32_t status;                 /* enum duck_status */
+    uint32_t detail;                 /* meaning depends on the request, 0 otherwise */
+    uint64_t value;                  /* the same */
+    char text[DUCK_WIRE_TEXT_BYTES]; /* zero-padded English; empty when status is OK */
+};
+static_assert(sizeof(struct duck_done) == 208, "done");
+
+enum duck_status {
+    DUCK_OK = 0,
+    DUCK_ERR_BAD_REQUEST = 1, /* a field is out of range; text names it */
+    DUCK_ERR_NO_MEMORY = 2,   /* value = bytes available */
+    DUCK_ERR_BAD_RANGE = 3,   /* offset + bytes leave the region; value = region bytes */
+    DUCK_ERR_NOT_RESERVED = 4,
+    DUCK_ERR_DIGEST = 5, /* COMMIT: bytes in memory do not match; text has the digest found */
+    DUCK_ERR_NOT_COMMITTED = 6,  /* OPEN before all of the weights or the kernel were committed */
+    DUCK_ERR_BAD_ELF = 7,        /* text says which check failed */
+    DUCK_ERR_ABI = 8,            /* kernel asks for another ABI version; value = the duck's */
+    DUCK_ERR_KERNEL_REFUSED = 9, /* the kernel's init returned an error; detail = its code */
+    DUCK_ERR_BUSY = 10, /* another host owns the compute session; value = ns since it was heard */
+    DUCK_ERR_NO_SESSION = 11,
+    DUCK_ERR_TIME_LIMIT = 12,
+    DUCK_ERR_MEMORY_LIMIT = 13,
+    DUCK_ERR_KERNEL_FAULT = 14,
+    DUCK_ERR_CALL_TOO_LARGE = 15, /* value = limit in bytes */
+    DUCK_ERR_LIMIT = 16,          /* a named table is full; text names it */
+    DUCK_ERR_UNSUPPORTED = 17,
+    DUCK_ERR_INTERNAL = 18
+};
+
+/* ---- bulk ------------------------------------------------------------------------------------ */
+enum duck_region { DUCK_REGION_KERNEL = 0, DUCK_REGION_WEIGHTS = 1, DUCK_REGION_COUNT = 2 };
+
+struct duck_reserve {
+    uint32_t region; /* enum duck_region */
+    uint32_t flags;  /* DUCK_RESERVE_FRESH: forget what is committed even if the size is equal */
+    uint64_t bytes;
+    uint8_t pad[192]; /* as long as DONE */
+};
+static_assert(sizeof(struct duck_reserve) == 208, "reserve");
+#define DUCK_RESERVE_FRESH 1u
+
+/* In front of the data in every WRITE fragment. A chunk (one message) covers [chunk_offset,
+ * chunk_offset + message_bytes) of the region. */
+struct duck_write_prefix {
+    uint32_t region;
+    uint32_t reserved;
+    uint64_t chunk_offset;
+};
+static_assert(sizeof(struct duck_write_prefix) == 16, "write prefix");
+
+/* Commit [offset, offset + bytes) of a region: the duck hashes its memory and compares. The reply
+ * comes when that is done; repeating the request meanwhile is harmless. flags: DUCK_COMMIT_LAST
+ * marks the last piece of a set: the duck's weights_id becomes `set_id`, and OPEN is allowed. */
+struct duck_commit {
+    uint32_t region;
+    uint32_t flags;
+    uint64_t offset;
+    uint64_t bytes;
+    uint8_t sha256[DUCK_WIRE_DIGEST_BYTES];
+    uint8_t set_id[DUCK_WIRE_DIGEST_BYTES];
+    uint8_t pad[120];
+};
+static_assert(sizeof(struct duck_commit) == 208, "commit");
+#define DUCK_COMMIT_LAST 1u
+
+struct duck_read {
+    uint32_t region;
+    uint32_t bytes; /* at most 1024 */
+    uint64_t offset;
+    uint8_t pad[1008];
+};
+static_assert(sizeof(struct duck_read) == 1024, "read");
+
+/* Missing fragments of a message, as closed-open index ranges in ascending order. When more than
+ * DUCK_WIRE_NACK_RANGES_MAX ranges are missing, the first ones are named and the rest asked for
+ * later. */
+struct duck_nack_range {
+    uint32_t begin, end;
+};
+struct duck_nack {
+    uint32_t message_type; /* WRITE, CALL or RESULT */
+    uint32_t range_count;
+    struct duck_nack_range range[DUCK_WIRE_NACK_RANGES_MAX]; /* only range_count of them travel */
+};
+static_assert(sizeof(struct duck_nack) == 8 + 8 * DUCK_WIRE_NACK_RANGES_MAX, "nack");
+
+/* ---- compute --------------------------------------------------------------------------------- */
+struct duck_open {
+    uint32_t flags;              /* DUCK_OPEN_TAKEOVER */
+    uint32_t core_count;         /* 0 = all of the duck's cores */
+    uint32_t call_bytes_max;     /* input buffer of one call */
+    uint32_t result_bytes_max;   /* output buffer of one call */
+    uint64_t scratch_bytes;      /* for the kernel, zeroed */
+    uint32_t call_time_limit_ms; /* a call that takes longer ends the session */
+    uint32_t domain_session;     /* D packets of this session are calls of this compute session */
+    uint8_t pad[176];
+};
+static_assert(sizeof(struct duck_open) == 208, "open");
+/* allowed when the owner is the same host session or was silent for DUCK_OWNER_SILENT_MS */
+#define DUCK_OPEN_TAKEOVER 1u
+#define DUCK_OWNER_SILENT_MS 3000u
+
+struct duck_result_prefix {
+    uint32_t kernel_ns; /* time in the kernel, saturating */
+    uint32_t queue_ns;  /* message whole -> kernel started, saturating */
+};
+static_assert(sizeof(struct duck_result_prefix) == 8, "result prefix");
+
+struct duck_query {
+    uint32_t reserved[52]; /* as long as BUSY; the header's sequence names the call */
+};
+static_assert(sizeof(struct duck_query) == 208, "query");
+
+struct duck_fault {
+    uint32_t status; /* enum duck_status: TIME_LIMIT, MEMORY_LIMIT, KERNEL_FAULT, KERNEL_REFUSED */
+    uint32_t fault_kind; /* enum duck_fault_kind */
+    uint32_t core;       /* core index that faulted, UINT32_MAX = unknown */
+    uint32_t call;       /* sequence of the call that ran, 0 = none */
+    uint64_t address;    /* data address, or system call number for FORBIDDEN_CALL */
+    /* offset of the instruction from the ELF's base, UINT64_MAX = outside of it */
+    uint64_t instruction;
+    char text[176];
+};
+static_assert(sizeof(struct duck_fault) == 208, "fault");
+
+enum duck_fault_kind {
+    DUCK_FAULT_NONE = 0,
+    DUCK_FAULT_MEMORY = 1,
+    DUCK_FAULT_ILLEGAL_INSTRUCTION = 2,
+    DUCK_FAULT_ARITHMETIC = 3,
+    DUCK_FAULT_BUS = 4,
+    DUCK_FAULT_FORBIDDEN_CALL = 5,
+    DUCK_FAULT_STACK = 6,
+    DUCK_FAULT_EXITED = 7,
+    DUCK_FAULT_KILLED = 8
+};
+
+#endif
