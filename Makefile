@@ -23,8 +23,8 @@ $(VENV)/.installed: $(VENV)/.system-packages pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
-	@touch $(VENV)/.native
 	@touch $@
+	@touch $(VENV)/.native
 
 # The native parts are built by the package build; again only when one of their sources changed.
 $(VENV)/.native: $(VENV)/.installed $(NATIVE_SOURCES)
