@@ -182,6 +182,7 @@ struct duck_info {
     uint32_t abi_version;      /* DUCK_KERNEL_ABI_VERSION of the duck */
     /* digest of the last whole COMMIT set, zero = none */
     uint8_t weights_id[DUCK_WIRE_DIGEST_BYTES];
+    uint32_t reserved2; /* 0 */
     uint64_t uptime_ns;
     uint8_t reserved[40]; /* calibration figures go here */
 };
