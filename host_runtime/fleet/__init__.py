@@ -1,0 +1,1 @@
+"""The fleet as the host sees it: its files, its ducks' versions, loading and watching them."""
