@@ -1,0 +1,122 @@
+"""YAML with line numbers: every value knows where it was written.
+
+Scalars keep the text of the file. That matters for MAC addresses: YAML 1.1 reads an unquoted
+``10:20:30:40:50:59`` as a number in base 60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from duckctl.errors import UsageError
+
+BYTES_MAX = 4 << 20
+
+
+class InventoryError(UsageError):
+    """An inventory that cannot be used. ``problems`` has one line per mistake, all of them."""
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        super().__init__(
+            f"inventory {path} has {count}:{lines}",
+            "the format is described in docs/reference/inventory.md; an example is "
+            "inventory/rack32.yml",
+        )
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Located:
+    """A YAML value and its place. ``value`` is str, None, bool, int, float, Mapping or list."""
+
+    value: Any
+    line: int
+    text: str = ""  # of a scalar, as written
+
+    def kind(self) -> str:
+        """What a person calls this kind of value."""
+        if isinstance(self.value, Mapping):
+            return "a mapping"
+        if isinstance(self.value, list):
+            return "a list"
+        return "nothing" if self.value is None else f"'{self.text}'"
+
+
+class Mapping:
+    """A YAML mapping: keys in file order, each with the line of its key."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Located] = {}
+        self.key_lines: dict[str, int] = {}
+
+    def items(self) -> Iterator[tuple[str, Located]]:
+        return iter(self.entries.items())
+
+    def plain(self) -> dict[str, Any]:
+        """The same as an ordinary dict, without places."""
+        return {key: plain(value) for key, value in self.entries.items()}
+
+
+def plain(located: Located) -> Any:
+    """A value without places."""
+    if isinstance(located.value, Mapping):
+        return located.value.plain()
+    if isinstance(located.value, list):
+        return [plain(item) for item in located.value]
+    return located.value
+
+
+def _convert(node: yaml.Node, constructor: yaml.SafeLoader, problems: list[str]) -> Located:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.SequenceNode):
+        return Located([_convert(child, constructor, problems) for child in node.value], line)
+    if isinstance(node, yaml.MappingNode):
+        mapping = Mapping()
+        for key_node, value_node in node.value:
+            key, key_line = str(key_node.value), key_node.start_mark.line + 1
+            if key in mapping.entries:
+                first = mapping.key_lines[key]
+                problems.append(f"line {key_line}: '{key}' is already given in line {first}")
+                continue
+            mapping.entries[key] = _convert(value_node, constructor, problems)
+            mapping.key_lines[key] = key_line
+        return Located(mapping, line)
+    try:
+        value = constructor.construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError):
+        problems.append(f"line {line}: '{node.value}' is not a value of plain YAML ({node.tag})")
+        value = node.value
+    return Located(value, line, str(node.value))
+
+
+def load(path: Path) -> tuple[Located, list[str]]:
+    """The document in a file and the mistakes found on the way (keys given twice, foreign tags)."""
+    try:
+        if path.stat().st_size > BYTES_MAX:
+            raise InventoryError(path, [f"the file is larger than {BYTES_MAX >> 20} MiB"])
+        text = path.read_text(encoding="utf-8")
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read inventory {path}: {error.strerror}",
+            "name a file with --inventory FILE; `duckctl lab up` writes one for a lab",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InventoryError(path, [f"byte {error.start} is not UTF-8"]) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise InventoryError(path, [f"{where}not valid YAML: {problem}"]) from error
+    if node is None:
+        raise InventoryError(path, ["the file is empty"])
+    problems: list[str] = []
+    return _convert(node, loader, problems), problems
