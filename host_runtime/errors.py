@@ -1,10 +1,10 @@
-"""The base of expected failures on the host side: what was wrong, and what to do next."""
+"""Errors of the host runtime that a person can act on."""
 
 from __future__ import annotations
 
 
-class HostError(Exception):
-    """An expected failure. ``hint`` says what to do next; it may be empty."""
+class HostError(RuntimeError):
+    """A failure with a cause that can be named, and what to do next in `hint` ("" = nothing known)."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -14,3 +14,15 @@ class HostError(Exception):
 
 class FileFormatError(HostError):
     """A file given to the host runtime is missing, malformed or says something impossible."""
+
+
+class ConfigError(HostError):
+    """config.json or generation_config.json is missing, malformed or asks for something unsupported."""
+
+
+class WeightsError(HostError):
+    """A tensor or a file of the checkpoint is missing, damaged or not what the model expects."""
+
+
+class NumericsError(HostError):
+    """NaN or infinity where finite numbers were due."""

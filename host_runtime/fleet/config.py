@@ -16,7 +16,7 @@ from host_runtime.errors import FileFormatError
 from host_runtime.jsonfile import JsonObject, read_json_object
 
 SCHEMA_VERSION = 1
-DUCKS_MAX = 256
+DUCKS_MAX = 64  # of one host transport (DUCKHOST_DUCKS_MAX)
 MTU_MIN, MTU_MAX = 576, 9216
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
