@@ -1,0 +1,56 @@
+"""Fleet -> the JSON fleet file in which host_runtime reads it (docs/reference/fleet.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from duckctl.inventory import Duck, Fleet
+
+SCHEMA_VERSION = 1
+
+
+def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[str, Any]:
+    """The fleet file's content; with ``ducks``, only those, renumbered in slot order."""
+    chosen = fleet.ducks if ducks is None else sorted(ducks, key=lambda duck: duck.slot)
+    used = {duck.domain.name for duck in chosen}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": fleet.name,
+        "key_file": str(fleet.key_file),
+        "domains": [
+            {
+                "name": domain.name,
+                "bind_address": str(domain.host_address),
+                "call_address": str(domain.call_address) if domain.call_address else None,
+                "mtu": domain.mtu,
+            }
+            for domain in fleet.domains
+            if domain.name in used
+        ],
+        "ducks": [
+            {
+                "name": duck.name,
+                "domain": duck.domain.name,
+                "address": str(duck.address),
+                "port": duck.port,
+                "slot": slot,
+            }
+            for slot, duck in enumerate(chosen)
+        ],
+    }
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a private JSON file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(document, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(descriptor)
+    temporary.replace(path)

@@ -1,0 +1,200 @@
+"""Starts, restarts and ends the process ducks of a lab.
+
+A folder's ``lab.json`` names every process before it is asked anything, so a later ``lab down``
+finds ducks of an interrupted ``lab up`` too. Only recorded processes are ever ended, and only
+after their start time and arguments were compared.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+
+from duckctl.console import detail, talk
+from duckctl.errors import UsageError
+from duckctl.keys import check_key, make_key
+from duckctl.lab.inventory_text import lab_inventory
+from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
+from duckctl.native import native_path
+from duckctl.process import end, identify, read_ready_line, send, start_detached, tail
+
+READY_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 3.0
+DUCKS_MAX = 64
+DOMAINS_MAX = 16
+READY_LINE = re.compile(
+    r"duckd ready name=(?P<name>\S+) listen=(?P<address>[\d.]+):(?P<port>\d+)\S*"
+    r" pid=(?P<pid>\d+) build=(?P<build>[0-9a-f]{40})"
+)
+
+
+def plan(shape: LabShape) -> tuple[LabDuck, ...]:
+    """Names and addresses of a lab's ducks: domains in turn get equal runs of ducks."""
+    if not 1 <= shape.ducks <= DUCKS_MAX:
+        raise UsageError(f"--ducks {shape.ducks}: a lab has 1 to {DUCKS_MAX} ducks")
+    if not 1 <= shape.domains <= min(DOMAINS_MAX, shape.ducks):
+        limit = min(DOMAINS_MAX, shape.ducks)
+        raise UsageError(
+            f"--domains {shape.domains}: {shape.ducks} ducks can be in 1 to {limit} domains"
+        )
+    ducks = []
+    for slot in range(shape.ducks):
+        domain = slot * shape.domains // shape.ducks
+        first = -(-domain * shape.ducks // shape.domains)
+        address = f"127.21.{domain + 1}.{11 + slot - first}"
+        ducks.append(LabDuck(f"d{slot + 1:02}", f"domain{domain + 1}", address))
+    return tuple(ducks)
+
+
+def up(folder: LabFolder, shape: LabShape) -> LabState:
+    """Starts what does not run yet; a second call changes nothing."""
+    fresh = plan(shape)
+    with folder.locked():
+        state = folder.load()
+        if state is not None and any(duck.is_running() for duck in state.ducks):
+            if state.shape != shape:
+                raise UsageError(
+                    f"a lab of another shape runs in {folder.root} ({_describe(state.shape)})",
+                    "end it with `duckctl lab down`, or use another --state-dir",
+                )
+        else:
+            state = LabState(shape, fresh)
+        if not folder.key_file.exists():
+            make_key(folder.key_file)
+        check_key(folder.key_file)
+        missing = [duck for duck in state.ducks if not duck.is_running()]
+        if not missing:
+            talk(f"all {shape.ducks} ducks run already")
+        state = _start(folder, state, missing)
+        folder.inventory.write_text(lab_inventory(state, folder), encoding="utf-8")
+        return state
+
+
+def _describe(shape: LabShape) -> str:
+    return (
+        f"{shape.ducks} ducks in {shape.domains} domain{'s' if shape.domains > 1 else ''}, "
+        f"{shape.cores_per_duck} core{'s' if shape.cores_per_duck > 1 else ''} each, "
+        f"MTU {shape.mtu}, poll {shape.poll}"
+    )
+
+
+def down(folder: LabFolder) -> int:
+    """Ends the lab's own processes and gives their number."""
+    if not folder.root.exists():
+        return 0
+    with folder.locked():
+        state = folder.load()
+        if state is None:
+            return 0
+        running = [duck for duck in state.ducks if duck.is_running()]
+        for killed in end([duck.process for duck in running], END_TIMEOUT_S):
+            talk(f"duckd {killed.pid} did not end in {END_TIMEOUT_S:.0f} s and was killed")
+        left = [duck.name for duck in running if duck.is_running()]
+        if left:
+            raise LabError(f"{', '.join(left)}: the process does not end")
+        folder.forget()
+        return len(running)
+
+
+def restart(folder: LabFolder, names: Sequence[str]) -> LabState:
+    """Ends the named ducks if they run and starts them on their old ports."""
+    with folder.locked():
+        state = _required(folder)
+        chosen = [state.duck(name) for name in names]
+        end([duck.process for duck in chosen if duck.is_running()], END_TIMEOUT_S)
+        return _start(folder, state, chosen)
+
+
+def kill(folder: LabFolder, names: Sequence[str]) -> LabState:
+    """SIGKILL to the named ducks, as a power cut would end them."""
+    with folder.locked():
+        state = _required(folder)
+        chosen = [state.duck(name) for name in names]
+        dead = [duck.name for duck in chosen if not duck.is_running()]
+        if dead:
+            raise LabError(f"{', '.join(dead)}: no process to kill", "see: duckctl lab status")
+        send([duck.process for duck in chosen], signal.SIGKILL)
+        end([duck.process for duck in chosen], END_TIMEOUT_S)
+        return state
+
+
+def _required(folder: LabFolder) -> LabState:
+    state = folder.load() if folder.root.exists() else None
+    if state is None:
+        raise LabError(f"there is no lab in {folder.root}", "start one: duckctl lab up --ducks 4")
+    return state
+
+
+def _start(folder: LabFolder, state: LabState, ducks: Sequence[LabDuck]) -> LabState:
+    """Starts ducks together and waits for their ready lines; all or none of them stay."""
+    started: list[tuple[LabDuck, subprocess.Popen[bytes]]] = []
+    before = state
+    try:
+        for duck in ducks:
+            process = _spawn(folder, state.shape, duck)
+            started.append((duck, process))
+            identity = identify(process.pid)
+            if identity is None:
+                continue
+            duck = replace(
+                duck, pid=process.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id
+            )
+            state = state.with_duck(duck)
+            folder.save(state)
+        for duck, process in started:
+            state = state.with_duck(_await_ready(folder, state.duck(duck.name), process))
+        folder.save(state)
+    except BaseException:
+        _undo(folder, before, [process for _, process in started])
+        raise
+    return state
+
+
+def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[bytes]]) -> None:
+    """Ends what a failed start has begun and restores the state of before."""
+    for process in started:
+        process.kill()
+    for process in started:
+        process.wait(END_TIMEOUT_S)
+    if any(duck.is_running() for duck in before.ducks):
+        folder.save(before)
+    else:
+        folder.forget()
+
+
+def _spawn(folder: LabFolder, shape: LabShape, duck: LabDuck) -> subprocess.Popen[bytes]:
+    arguments = [
+        str(native_path("duckd")),
+        *("--name", duck.name),
+        *("--listen", f"{duck.address}:{duck.port}"),
+        *("--key-file", str(folder.key_file)),
+        *("--cores", str(shape.cores_per_duck)),
+        *("--poll", shape.poll),
+    ]
+    log = folder.log(duck.name)
+    detail(f"starting {' '.join(arguments)}")
+    try:
+        return start_detached(arguments, log)
+    except OSError as error:
+        raise LabError(f"{duck.name}: cannot start {arguments[0]}: {error.strerror}") from error
+
+
+def _await_ready(folder: LabFolder, duck: LabDuck, process: subprocess.Popen[bytes]) -> LabDuck:
+    assert process.stdout is not None
+    with process.stdout as stream:
+        line = read_ready_line(stream, READY_TIMEOUT_S)
+    match = READY_LINE.fullmatch(line or "")
+    if match is None or match["name"] != duck.name or match["address"] != duck.address:
+        said = tail(folder.log(duck.name)) or "(its log is empty)"
+        if line:
+            what = f"answered '{line}' instead of its ready line"
+        elif process.poll() is not None:
+            what = f"ended with exit code {process.returncode}"
+        else:
+            what = f"did not become ready within {READY_TIMEOUT_S:.0f} s"
+        indented = "\n".join(f"    {text}" for text in said.splitlines())
+        raise LabError(f"{duck.name} {what}; the end of {folder.log(duck.name)}:\n{indented}")
+    return replace(duck, port=int(match["port"]), build=match["build"])

@@ -1,0 +1,157 @@
+"""Processes that duckctl starts: identity that survives pid reuse, ready lines, a sure end.
+
+Linux only: what a pid is comes from /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+READY_LINE_BYTES_MAX = 4096
+POLL_S = 0.01
+TAIL_LINES = 8
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A pid with its start time (clock ticks since boot) and the boot it belongs to."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+def boot_id() -> str:
+    """Changes with every start of this machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """State and later fields of /proc/PID/stat (proc(5)); None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """The identity of a live process; None when it is gone or a zombie."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return ProcessIdentity(pid, int(fields[19]), boot_id())
+
+
+def command_line(pid: int) -> list[str]:
+    """Arguments of a live process; empty when it is gone."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(part) for part in raw.split(b"\0") if part]
+
+
+def is_same(identity: ProcessIdentity, words: Iterable[str] = ()) -> bool:
+    """True if the process still lives and is the one meant: start time, boot and arguments."""
+    if identify(identity.pid) != identity:
+        return False
+    arguments = command_line(identity.pid)
+    return all(word in arguments for word in words)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Polls a condition; False when ``timeout_s`` has passed first."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def end(identities: Sequence[ProcessIdentity], timeout_s: float) -> list[ProcessIdentity]:
+    """Ends processes: SIGTERM to all, SIGKILL to those that are left after ``timeout_s``.
+
+    Gives those that had to be killed. Processes that are no longer the ones meant are left alone.
+    """
+    send(identities, signal.SIGTERM)
+    if wait_until(lambda: not any(is_same(identity) for identity in identities), timeout_s):
+        return []
+    stubborn = [identity for identity in identities if is_same(identity)]
+    send(stubborn, signal.SIGKILL)
+    wait_until(lambda: not any(is_same(identity) for identity in stubborn), timeout_s)
+    return stubborn
+
+
+def send(identities: Iterable[ProcessIdentity], number: signal.Signals) -> None:
+    """A signal to each process that is still the one meant.
+
+    A pidfd is opened before the check, so the signal cannot hit a later process of the same pid.
+    """
+    for identity in identities:
+        try:
+            descriptor = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if is_same(identity):
+                signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(descriptor)
+
+
+def tail(path: Path, lines_max: int = TAIL_LINES) -> str:
+    """The last lines of a log, empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines_max:])
+
+
+def read_ready_line(stream: IO[bytes], timeout_s: float) -> str | None:
+    """The first line of a starting process; None when it ended or stayed silent."""
+    descriptor = stream.fileno()
+    os.set_blocking(descriptor, False)
+    deadline = time.monotonic() + timeout_s
+    collected = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while b"\n" not in collected and len(collected) < READY_LINE_BYTES_MAX:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            chunk = os.read(descriptor, READY_LINE_BYTES_MAX)
+            if not chunk:
+                return None
+            collected += chunk
+    return collected.split(b"\n")[0].decode("utf-8", errors="replace").strip()
+
+
+def start_detached(
+    arguments: Sequence[str | os.PathLike[str]], log: Path
+) -> subprocess.Popen[bytes]:
+    """Starts a process that outlives duckctl: own session, stderr in ``log``, stdout a pipe."""
+    with log.open("ab") as log_file:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            start_new_session=True,
+            cwd="/",
+        )
