@@ -1,0 +1,132 @@
+"""Does a duck fit this host, kernel and cache? Pure checks on what the duck said of itself.
+
+Every check that fails gives one sentence that names the duck; all ducks are looked at before
+anything is refused, so that one message names all the stale ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from host_runtime import wire
+from host_runtime.errors import HostError
+from host_runtime.fleet.config import DuckConfig
+
+UPDATE_HINT = (
+    "bring these ducks to the host's version: duckctl provision (hardware), "
+    "or duckctl lab down && duckctl lab up (lab)"
+)
+
+
+@dataclass(frozen=True)
+class DuckFacts:
+    """What INFO says about a duck, in Python's own types."""
+
+    name: str
+    protocol_version: int
+    build: str
+    boot_id: int
+    platform: str
+    cpu_model: str
+    cpu_features: int
+    core_count: int
+    memory_bytes: int
+    weight_bytes_max: int
+    mtu_bytes: int
+    link_mbps: int
+    temperature_c: float | None
+    state: int
+    mac_address: str
+    huge_pages: bool
+    poll_policy: str
+    abi_version: int
+    weights_id: bytes
+    uptime_s: float
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a duck must offer to serve one slice with one kernel."""
+
+    build: str
+    abi_version: int
+    cpu_features: int
+    region_bytes: int
+
+
+class StaleDucksError(HostError):
+    """At least one duck does not fit; ``duck_names`` are those, the message says why."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]], hint: str = UPDATE_HINT) -> None:
+        super().__init__("; ".join(f"{name}: {problem}" for name, problem in problems), hint)
+        self.duck_names = [name for name, _ in problems]
+
+
+def facts_of(info: wire.Info) -> DuckFacts:
+    """INFO in Python's own types; numbers that have no name here are shown as numbers."""
+    return DuckFacts(
+        name=info.name.decode("utf-8", "replace"),
+        protocol_version=info.protocol_version,
+        build=bytes(info.build).hex(),
+        boot_id=info.boot_id,
+        platform=_enum_name(wire.Platform, info.platform),
+        cpu_model=info.cpu_model.decode("utf-8", "replace").strip(),
+        cpu_features=info.cpu_features,
+        core_count=info.core_count,
+        memory_bytes=info.memory_bytes,
+        weight_bytes_max=info.weight_bytes_max,
+        mtu_bytes=info.mtu_bytes,
+        link_mbps=info.link_mbps,
+        temperature_c=None if info.temperature_mc == -(1 << 31) else info.temperature_mc / 1000,
+        state=info.state,
+        mac_address=bytes(info.mac_address).hex(":"),
+        huge_pages=bool(info.huge_pages),
+        poll_policy=_enum_name(wire.PollPolicy, info.poll_policy),
+        abi_version=info.abi_version,
+        weights_id=bytes(info.weights_id),
+        uptime_s=info.uptime_ns / 1e9,
+    )
+
+
+def feature_names(bits: int) -> list[str]:
+    """``["avx2", "fma"]``; bits without a name are shown as ``bit 9``."""
+    names = {feature.value: (feature.name or "").lower() for feature in wire.CpuFeature}
+    return [names.get(1 << bit, f"bit {bit}") for bit in range(32) if bits & 1 << bit]
+
+
+def find_problem(duck: DuckConfig, facts: DuckFacts, needs: Needs) -> str | None:
+    """Why this duck can't serve, None when it can."""
+    if facts.protocol_version != wire.WIRE_VERSION:
+        return (
+            f"speaks protocol version {facts.protocol_version}, this host speaks "
+            f"{wire.WIRE_VERSION}"
+        )
+    if facts.name != duck.name:
+        return (
+            f"the duck at {duck.endpoint} calls itself '{facts.name}': two ducks are swapped, or "
+            "the inventory has the wrong address"
+        )
+    if facts.build != needs.build:
+        return f"is of build {facts.build[:12]}, this host is of build {needs.build[:12]}"
+    if facts.abi_version != needs.abi_version:
+        return (
+            f"runs kernels of ABI version {facts.abi_version}, the kernel file has "
+            f"{needs.abi_version}"
+        )
+    missing = feature_names(needs.cpu_features & ~facts.cpu_features)
+    if missing:
+        return f"its CPU ({facts.cpu_model}) lacks {', '.join(missing)}, which the kernel needs"
+    if needs.region_bytes > facts.weight_bytes_max:
+        return (
+            f"has room for {facts.weight_bytes_max} bytes of weights, its slice has "
+            f"{needs.region_bytes}: use more ducks or a smaller format"
+        )
+    return None
+
+
+def _enum_name(kind: type[wire.Platform] | type[wire.PollPolicy], value: int) -> str:
+    try:
+        return kind(value).name.lower().replace("_", "-")
+    except ValueError:
+        return str(value)
