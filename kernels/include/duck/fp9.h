@@ -4,16 +4,14 @@
  *
  * Codes
  *   fp8   E4M3 as the checkpoint stores it: s eeee mmm, bias 7, subnormals, no infinities; 0x7F and
- *   0xFF are NaN and refused.
+ *         0xFF are NaN and refused.
  *   fp9   s eeeee mmm: the top nine bits of an IEEE half, bias 15. Every finite E4M3 value is exact
- *   (all are normal halves).
- *         Infinities and NaN (eeeee = 31) are refused.
+ *         (all are normal halves). Infinities and NaN (eeeee = 31) are refused.
  *   A weight is code value * block scale; scales are float32.
  *
  * Weights region of a duck = directory (4096 bytes) + one segment per MoE layer, in directory
- * order.
- * Segment = expert_count records of record_bytes. Record of one expert = header (scales) then
- * panels in reading order:
+ * order. Segment = expert_count records of record_bytes. Record of one expert = header (scales),
+ * then panels in reading order:
  *
  *   header   float gate_scale[panels][hidden/128]      panels = rows / 32
  *            float up_scale[panels][hidden/128]
@@ -23,23 +21,20 @@
  *            for n in 0..hidden/32-1: down panel n               32 output rows x `rows` columns
  *
  * Panel: column after column, 32 codes per column. In 8-bit codes row r = 8 v + l (v 0..3, l 0..7)
- * of a column is byte
- * 4 l + (3 - v): little-endian 32-bit lane l holds rows l, 8+l, 16+l, 24+l from its top byte down.
+ * of a column is byte 4 l + (3 - v): little-endian 32-bit lane l holds rows l, 8+l, 16+l, 24+l from
+ * its top byte down.
  *
  *        lane 0              lane 1        ...  lane 7
  *     byte 0  1  2  3     4  5  6  7           28 29 30 31
  *     row 24 16  8  0    25 17  9  1           31 23 15  7
  *
  * fp9 panels: per 8 columns 288 bytes = 32-byte bit plane (byte r, bit j = last mantissa bit of row
- * r, column j), then 8 x 32
- * bytes with the upper eight bits (s eeeee mm) of rows 0..31 in order.
+ * r, column j), then 8 x 32 bytes with the upper eight bits (s eeeee mm) of rows 0..31 in order.
  *
  * Column groups of down panels: the slice's columns are the source's MoE intermediate rows
- * first_row .. first_row + rows - 1, and
- * a source block spans 128 of them. group_first = min(rows, 128 - first_row % 128) columns belong
- * to group 0, each
- * further group has 128 (the last may be shorter); groups = number of source blocks that the slice
- * touches.
+ * first_row .. first_row + rows - 1, and a source block spans 128 of them.
+ * min(rows, 128 - first_row % 128) columns belong to group 0, each further group has 128 (the last
+ * may be shorter); groups = number of source blocks that the slice touches.
  * Gate and up rows lie in panel-sized pieces of one block each because first_row is a multiple of
  * 32.
  */
@@ -85,6 +80,11 @@ static_assert(sizeof(struct duck_directory) == DUCK_DIRECTORY_BYTES, "directory 
 
 /* 1 when an E4M3 code is finite. */
 static inline int duck_e4m3_is_finite(uint8_t code) { return (code & 0x7F) != 0x7F; }
+
+/* 1 when `format` is one of enum duck_format. */
+static inline int duck_format_is_known(uint32_t format) {
+    return format == DUCK_FORMAT_FP8 || format == DUCK_FORMAT_FP9;
+}
 
 /* Number of source blocks that rows [first_row, first_row + rows) touch. */
 static inline uint32_t duck_down_groups(uint32_t first_row, uint32_t rows) {

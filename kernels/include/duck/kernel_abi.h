@@ -3,30 +3,25 @@
  * The kernel ABI: what a duck promises to a compute kernel, and what it asks of it.
  *
  * A kernel is a freestanding x86-64 ELF (ET_DYN, static-pie, no interpreter, only R_X86_64_RELATIVE
- * relocations,
- * segments never both writable and executable). Its entry point is a function
+ * relocations, segments never both writable and executable). Its entry point is a function
  *
  *     void entry(uint32_t core, const struct duck_kernel_context *context);
  *
  * that every core of the session enters once, with the stack aligned as for a call and MXCSR =
- * 0x1F80 (no DAZ,
- * no FTZ). It begins by naming itself: the ELF holds one symbol-free PT_NOTE named "duck" of type
- * DUCK_KERNEL_NOTE_TYPE with a struct duck_kernel_note.
+ * 0x1F80 (no DAZ, no FTZ). The ELF names itself by a PT_NOTE: name "duck", type
+ * DUCK_KERNEL_NOTE_TYPE, content struct duck_kernel_note.
  *
  * Persistent session (run_mode PERSISTENT): core 0 checks weights and limits and writes
- * `init_status`
- * (0 = ready) exactly once with release order. Then each core loops: wait until `call_published`
- * differs from the
- * last call number seen (context->wait), do its part of the call in slot (number %
- * DUCK_KERNEL_SLOTS), and report.
- * The last core to finish stores the slot's output_bytes and status, then calls
- * context->complete(number) once.
- * When `stop` is non-zero the entry returns.
+ * `init_status` (0 = ready) exactly once with release order. Then each core loops: wait until
+ * `call_published` differs from the last call number seen (context->wait), do its part of the call
+ * in slot (number % DUCK_KERNEL_SLOTS), and report. The last core to finish stores the slot's
+ * output_bytes and status, then calls context->complete(number) once. When `stop` is non-zero the
+ * entry returns.
  *
  * One-shot (run_mode ONE_SHOT): call 1 is already published; the kernel returns after completing
  * it.
  *
- * A kernel makes no system calls. Calls into the runtime go through the two functions of the
+ * A kernel makes no system calls. Calls into the runtime go through the three functions of the
  * context.
  */
 #ifndef DUCK_KERNEL_ABI_H
