@@ -16,6 +16,8 @@ import yaml
 from duckctl.errors import UsageError
 
 BYTES_MAX = 4 << 20
+DEPTH_MAX = 16
+VALUES_MAX = 200_000  # aliases may repeat a value; this ends a file that multiplies them
 
 
 class InventoryError(UsageError):
@@ -73,27 +75,52 @@ def plain(located: Located) -> Any:
     return located.value
 
 
-def _convert(node: yaml.Node, constructor: yaml.SafeLoader, problems: list[str]) -> Located:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.SequenceNode):
-        return Located([_convert(child, constructor, problems) for child in node.value], line)
-    if isinstance(node, yaml.MappingNode):
+class _Converter:
+    """YAML nodes to Located values; mistakes go to ``problems``."""
+
+    def __init__(self, constructor: yaml.SafeLoader) -> None:
+        self.constructor = constructor
+        self.problems: list[str] = []
+        self.value_count = 0
+
+    def convert(self, node: yaml.Node, depth: int = 0) -> Located:
+        line = node.start_mark.line + 1
+        self.value_count += 1
+        if depth > DEPTH_MAX or self.value_count > VALUES_MAX:
+            raise _TooLargeError(f"line {line}: nested or repeated (by aliases) too often")
+        if isinstance(node, yaml.SequenceNode):
+            return Located([self.convert(child, depth + 1) for child in node.value], line)
+        if isinstance(node, yaml.MappingNode):
+            return Located(self._mapping(node, depth), line)
+        try:
+            value = self.constructor.construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError):
+            self.problems.append(
+                f"line {line}: '{node.value}' is not a value of plain YAML ({node.tag})"
+            )
+            value = node.value
+        return Located(value, line, str(node.value))
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> Mapping:
         mapping = Mapping()
         for key_node, value_node in node.value:
             key, key_line = str(key_node.value), key_node.start_mark.line + 1
-            if key in mapping.entries:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                self.problems.append(
+                    f"line {key_line}: merge keys (<<) are not supported; "
+                    "put common values into vars"
+                )
+            elif key in mapping.entries:
                 first = mapping.key_lines[key]
-                problems.append(f"line {key_line}: '{key}' is already given in line {first}")
-                continue
-            mapping.entries[key] = _convert(value_node, constructor, problems)
-            mapping.key_lines[key] = key_line
-        return Located(mapping, line)
-    try:
-        value = constructor.construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError):
-        problems.append(f"line {line}: '{node.value}' is not a value of plain YAML ({node.tag})")
-        value = node.value
-    return Located(value, line, str(node.value))
+                self.problems.append(f"line {key_line}: '{key}' is already given in line {first}")
+            else:
+                mapping.entries[key] = self.convert(value_node, depth + 1)
+                mapping.key_lines[key] = key_line
+        return mapping
+
+
+class _TooLargeError(Exception):
+    """A document beyond the limits."""
 
 
 def load(path: Path) -> tuple[Located, list[str]]:
@@ -118,5 +145,8 @@ def load(path: Path) -> tuple[Located, list[str]]:
         raise InventoryError(path, [f"{where}not valid YAML: {problem}"]) from error
     if node is None:
         raise InventoryError(path, ["the file is empty"])
-    problems: list[str] = []
-    return _convert(node, loader, problems), problems
+    converter = _Converter(loader)
+    try:
+        return converter.convert(node), converter.problems
+    except _TooLargeError as error:
+        raise InventoryError(path, [str(error)]) from None

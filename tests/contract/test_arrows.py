@@ -40,7 +40,16 @@ HOST_RUNTIME_APART = {
 DUCKCTL_RANK = {"__main__": 60, "cli": 50, "commands": 40, "inventory": 10, "errors": 0}
 DUCKCTL_DOMAIN_RANK = 20
 # Small helpers below the inventory: they know nothing of fleets.
-DUCKCTL_BASE_RANK = {"native": 5, "console": 5, "patterns": 5, "yaml_source": 5}
+DUCKCTL_BASE_RANK = {
+    "native": 5,
+    "console": 5,
+    "patterns": 5,
+    "yaml_source": 5,
+    "inventory_fields": 7,
+    "process": 5,
+    "keys": 5,
+    "model_dir": 5,
+}
 
 FREESTANDING = r"std(int|def|bool|arg|atomic|align|noreturn)\.h|assert\.h|limits\.h|float\.h"
 DUCK = r"duck/\w+\.h"
