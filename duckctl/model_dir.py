@@ -11,7 +11,7 @@ SHIPPED_MODELS = ("ducklet",)
 
 
 def resolve_model_dir(text: str) -> Path:
-    """The absolute folder of MODEL_DIR; ``ducklet`` is the shipped model, if no folder is called so.
+    """The absolute folder of MODEL_DIR; ``ducklet`` names the shipped model.
 
     Raises UsageError when there is no such folder or it has no config.json.
     """

@@ -1,0 +1,139 @@
+"""How a fleet is: runs the probe of host_runtime as a process and judges what it found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from duckctl.errors import DuckError, ExitCode
+from duckctl.fleet_file import fleet_document, write_json
+from duckctl.inventory import Duck, Fleet
+from duckctl.keys import check_key
+from duckctl.native import native_path
+
+PROBE_SCHEMA_VERSION = 1
+PROBE_MARGIN_S = 20.0  # start of the interpreter on a busy machine
+TEMPERATURE_C_MAX = 95.0  # N100 throttles at 105
+
+
+class ProbeError(DuckError):
+    """The probe itself failed."""
+
+
+@dataclass(frozen=True)
+class DuckHealth:
+    """A duck's answer and what is wrong with it; ``problem`` is empty for a healthy duck.
+
+    ``rank`` orders problems: the highest is the worst.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    problem: str
+    rank: int
+
+    @property
+    def reachable(self) -> bool:
+        return bool(self.facts["reachable"])
+
+
+@dataclass(frozen=True)
+class FleetHealth:
+    """The host's build and all answers, in slot order."""
+
+    build: str
+    ducks: tuple[DuckHealth, ...]
+
+    @property
+    def worst(self) -> DuckHealth | None:
+        """The duck with the worst problem, the first of equals; None when all are healthy."""
+        ill = [duck for duck in self.ducks if duck.problem]
+        return max(ill, key=lambda duck: duck.rank) if ill else None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not any(duck.reachable for duck in self.ducks):
+            return ExitCode.UNREACHABLE
+        return ExitCode.OK if self.worst is None else ExitCode.PARTIAL
+
+
+def probe(
+    fleet: Fleet, ducks: Sequence[Duck], timeout_s: float, extra: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The probe's document (docs/reference/fleet.md) for some ducks of a fleet."""
+    check_key(fleet.key_file)
+    library = native_path("libduckhost.so")
+    with tempfile.TemporaryDirectory(prefix="duckctl-") as folder:
+        fleet_file = Path(folder) / "fleet.json"
+        write_json(fleet_file, fleet_document(fleet, ducks))
+        arguments = [
+            *(sys.executable, "-P", "-m", "host_runtime.fleet.probe"),
+            *("--fleet", str(fleet_file), "--library", str(library)),
+            *("--timeout", f"{timeout_s:g}"),
+            *extra,
+        ]
+        limit_s = timeout_s * 2 + PROBE_MARGIN_S
+        try:
+            result = subprocess.run(
+                arguments, capture_output=True, text=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ProbeError(f"the probe did not end within {limit_s:.0f} s") from None
+    if result.returncode != 0:
+        raise ProbeError(_own_words(result.stderr, result.returncode))
+    try:
+        document: dict[str, Any] = json.loads(result.stdout)
+    except ValueError as error:
+        raise ProbeError(f"the probe printed no JSON: {error}") from error
+    if document.get("schema_version") != PROBE_SCHEMA_VERSION:
+        raise ProbeError(
+            f"the probe speaks schema version {document.get('schema_version')}, expected "
+            f"{PROBE_SCHEMA_VERSION}",
+            "use duckctl and host_runtime of the same installation",
+        )
+    return document
+
+
+def _own_words(stderr: str, code: int) -> str:
+    """What a failed process said last, without its 'error:'."""
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    for line in reversed(lines):
+        if line.startswith("error:"):
+            return line.removeprefix("error:").strip()
+    return lines[-1].strip() if lines else f"the probe ended with exit code {code}"
+
+
+def judge(facts: Mapping[str, Any], host_build: str) -> DuckHealth:
+    """What is wrong with one duck, the gravest first."""
+    name = str(facts["name"])
+    found: list[tuple[int, str]] = []
+    if not facts["reachable"]:
+        found.append((5, str(facts.get("error") or "does not answer")))
+    else:
+        if not facts.get("build_ok", True):
+            theirs = str(facts.get("build") or "unknown")[:12]
+            found.append((4, f"runs build {theirs}, the host has {host_build[:12]}"))
+        if facts.get("state") == "faulted":
+            found.append((3, "its last compute session ended in a fault"))
+        temperature = facts.get("temperature_c")
+        if temperature is not None and temperature > TEMPERATURE_C_MAX:
+            found.append((2, f"is at {temperature:.0f} °C, above {TEMPERATURE_C_MAX:.0f}"))
+        if facts.get("error"):
+            found.append((4, str(facts["error"])))
+        told = facts.get("name_told")
+        if told and told != name:
+            found.append((3, f"calls itself {told}"))
+    rank, problem = max(found, key=lambda item: item[0]) if found else (0, "")
+    return DuckHealth(name, facts, problem, rank)
+
+
+def fleet_health(document: Mapping[str, Any]) -> FleetHealth:
+    """Judges a probe document."""
+    build = str(document.get("build") or "")
+    return FleetHealth(build, tuple(judge(facts, build) for facts in document["ducks"]))
