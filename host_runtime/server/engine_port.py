@@ -1,0 +1,34 @@
+"""What the server needs from the engine (tests put a scripted engine in its place)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from host_runtime.engine import EngineStatus, FinishedEvent, SamplingParams, TokenEvent
+
+Event = TokenEvent | FinishedEvent
+
+
+class HandlePort(Protocol):
+    """A submitted request."""
+
+    def events(self) -> Iterator[Event]:
+        """Blocking; ends after the FinishedEvent."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask the engine to end the request; its FinishedEvent still comes."""
+        ...
+
+
+class EnginePort(Protocol):
+    """The part of ``host_runtime.engine.Engine`` that the server uses."""
+
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> HandlePort:
+        """Queue a request; thread-safe."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """Readiness, ducks, and how many requests run and wait."""
+        ...

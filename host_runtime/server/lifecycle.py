@@ -1,0 +1,80 @@
+"""Running the HTTP server until a signal, then stopping politely within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from host_runtime.server.app import create_app
+from host_runtime.server.limits import SHUTDOWN_GRACE_S, SHUTDOWN_MAX_S
+from host_runtime.server.port import bound_url
+from host_runtime.server.progress import say
+from host_runtime.server.service import Service
+
+CONNECTIONS_MAX = 512
+POLL_S = 0.05
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: it would end the process by the signal again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to ``serve``."""
+        yield
+
+
+def serve(service: Service, listener: socket.socket, api_key: str | None) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends at once."""
+    asyncio.run(_serve(service, listener, api_key))
+
+
+async def _serve(service: Service, listener: socket.socket, api_key: str | None) -> None:
+    config = uvicorn.Config(
+        create_app(service, api_key),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=int(SHUTDOWN_MAX_S),
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            server.force_exit = True
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(POLL_S)
+    if not serving.done():
+        print(f"ready {bound_url(listener)}", flush=True)  # noqa: T201 - the contract's ready line
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await _wind_down(service, server)
+    await serving
+
+
+async def _wind_down(service: Service, server: uvicorn.Server) -> None:
+    """Refuse new requests, let running answers finish for a while, then cancel them."""
+    service.stopping = True
+    if service.running:
+        say(f"stopping: {len(service.running)} answers may finish for {SHUTDOWN_GRACE_S:g} s")
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + SHUTDOWN_GRACE_S
+    while service.running and loop.time() < ends_at and not server.force_exit:
+        await asyncio.sleep(POLL_S)
+    for generation in list(service.running):
+        generation.cancel()
+    server.should_exit = True

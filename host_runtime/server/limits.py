@@ -1,0 +1,42 @@
+"""Every limit of the server, in one place."""
+
+from __future__ import annotations
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""Largest request body; 160 K tokens of text are well below it."""
+
+STOP_STRINGS_MAX = 16
+"""Stop strings of one request (OpenAI allows 4)."""
+
+STOP_STRING_CHARACTERS_MAX = 1024
+"""Length of one stop string: this much text may be held back."""
+
+MESSAGES_MAX = 4096
+"""Messages of one conversation."""
+
+TOOLS_MAX = 128
+"""Functions offered in one request (OpenAI's own limit)."""
+
+REQUEST_DEADLINE_S = 3600.0
+"""How long a request may take when the run file doesn't say."""
+
+KEEP_ALIVE_S = 15.0
+"""A silent stream sends a comment this often, so that proxies and clients see that it lives."""
+
+EVENTS_BUFFERED_MAX = 1024
+"""Tokens that a slow client may lag behind before its request is cancelled."""
+
+FINISH_WAIT_S = 10.0
+"""How long a cancelled request may take to report its final counts."""
+
+SHUTDOWN_GRACE_S = 5.0
+"""After SIGTERM: running answers may finish for this long, then they are cancelled."""
+
+SHUTDOWN_MAX_S = 8.0
+"""After SIGTERM: connections still open after this are closed."""
+
+COMPLETION_TOKENS_DEFAULT = 16
+"""OpenAI's default of max_tokens in /v1/completions."""
+
+RETRY_AFTER_S = 2
+"""What a client is told to wait when the queue is full."""
