@@ -1,10 +1,10 @@
-"""Errors of the host runtime that a person can act on."""
+"""The base of expected failures on the host side: what was wrong, and what to do next."""
 
 from __future__ import annotations
 
 
-class HostError(RuntimeError):
-    """A failure with a cause that can be named, and what to do next in `hint` ("" = nothing known)."""
+class HostError(Exception):
+    """An expected failure. ``hint`` says what to do next; it may be empty."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class FileFormatError(HostError):
 
 
 class ConfigError(HostError):
-    """config.json or generation_config.json is missing, malformed or asks for something unsupported."""
+    """The model's configuration is missing, malformed or asks for something unsupported."""
 
 
 class WeightsError(HostError):

@@ -1,0 +1,258 @@
+"""The engine: one thread that turns requests into tokens, one visible step at a time.
+
+    engine = Engine(model, experts, mtp=True, max_context=None, max_queue=16, prefill_chunk=64)
+    engine.start()
+    handle = engine.submit(prompt_ids, SamplingParams(max_tokens=64))
+    for event in handle.events(): ...
+    engine.stop()
+
+`step` schedules one sequence (round robin), runs a prompt chunk or a decode step of it, and
+post-processes: sampling or verification of the draft, events, the next draft. Sequences never share
+a matrix product, so what a request answers does not depend on what else is running.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import torch
+
+from host_runtime.engine.request import (
+    ContextTooLongError,
+    QueueFullError,
+    RequestHandle,
+    SamplingParams,
+    check_prompt,
+)
+from host_runtime.engine.sampling import Choice, check_finite
+from host_runtime.engine.sequence import Sequence
+from host_runtime.errors import HostError
+from host_runtime.experts.base import DuckStatus, Experts
+from host_runtime.models import DeepseekV32
+
+PREFILL_CHUNK_MAX = 512  # tokens of one experts call (DUCK_EXPERTS_TOKENS_MAX)
+ACTIVE_MAX = 4  # sequences with caches in memory at once
+STOP_WAIT_S_MAX = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """`ready` is False while any duck is not serving; `reason` then says which and why."""
+
+    ready: bool
+    reason: str
+    ducks: list[DuckStatus] = field(default_factory=list)
+    active: int = 0
+    queued: int = 0
+
+
+class Engine:
+    """Owns the sequences; the caller owns `model` and `experts` and closes the latter."""
+
+    def __init__(
+        self,
+        model: DeepseekV32,
+        experts: Experts,
+        *,
+        mtp: bool = True,
+        max_context: int | None = None,
+        max_queue: int = 16,
+        prefill_chunk: int = 64,
+        max_active: int = ACTIVE_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limit = model.config.max_position_embeddings
+        _check_range("max_context", max_context if max_context is not None else limit, 2, limit)
+        _check_range("prefill_chunk", prefill_chunk, 1, PREFILL_CHUNK_MAX)
+        _check_range("max_queue", max_queue, 0, 1_000_000)
+        _check_range("max_active", max_active, 1, 1024)
+        if mtp and model.mtp is None:
+            raise HostError("MTP is switched on, but the model has no MTP module", "set mtp: false")
+        self.model, self.experts, self.mtp = model, experts, mtp
+        self.max_context = max_context if max_context is not None else limit
+        self.max_queue, self.max_active, self.prefill_chunk = max_queue, max_active, prefill_chunk
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()
+        self._active: deque[Sequence] = deque()
+        self._changed = threading.Condition()  # guards the two queues and _stopping
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ for callers, any thread
+    def start(self) -> None:
+        """Start the engine thread."""
+        if self._thread is not None:
+            raise RuntimeError("the engine was started before")
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all requests (reason "error") and the thread; returns when it has ended."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is None:
+            self._finish_all()
+            return
+        self._thread.join(STOP_WAIT_S_MAX)
+        if self._thread.is_alive():
+            raise HostError(f"the engine thread did not end within {STOP_WAIT_S_MAX:.0f} s")
+
+    def submit(self, prompt_ids: Items[int], params: SamplingParams) -> RequestHandle:
+        """Queue a request. Raises InvalidRequestError, ContextTooLongError, QueueFullError."""
+        vocab_size = self.model.config.vocab_size
+        check_prompt(prompt_ids, vocab_size)
+        params.check(vocab_size)
+        if len(prompt_ids) + params.max_tokens > self.max_context:
+            raise ContextTooLongError(len(prompt_ids), params.max_tokens, self.max_context)
+        eos = () if params.ignore_eos else self.model.generation.eos_token_ids
+        handle = RequestHandle(self._notify)
+        stop_tokens = frozenset((*eos, *params.stop_token_ids))
+        sequence = Sequence(list(prompt_ids), params, handle, stop_tokens, self._clock)
+        with self._changed:
+            if self._stopping:
+                raise HostError("the engine is stopping")
+            if len(self._waiting) + len(self._active) >= self.max_queue + self.max_active:
+                raise QueueFullError(
+                    f"{len(self._active)} requests are running and {len(self._waiting)} waiting",
+                    "try again later",
+                )
+            self._waiting.append(sequence)
+            self._changed.notify_all()
+        return handle
+
+    def status(self) -> EngineStatus:
+        """Readiness, ducks and load."""
+        ducks = self.experts.status()
+        away = [f"{duck.name}: {duck.detail or duck.state}" for duck in ducks if not duck.ready]
+        with self._changed:
+            active, queued = len(self._active), len(self._waiting)
+            running = self._thread is not None and self._thread.is_alive() and not self._stopping
+        reason = "; ".join(away) if running else "the engine is not running"
+        return EngineStatus(running and not away, reason, ducks, active, queued)
+
+    # ------------------------------------------------------------------ the engine thread
+    def step(self) -> bool:
+        """One turn of one sequence; False if there was nothing to do."""
+        sequence = self._schedule()
+        if sequence is None:
+            return False
+        try:
+            inputs, hidden = self._run(sequence)
+            choices = self._post_process(sequence, inputs, hidden)
+            self._draft(sequence, inputs, hidden, choices)
+        except HostError as error:
+            _log.warning("request failed: %s", error)
+            sequence.finish("error", error.message)
+        except Exception as error:  # noqa: BLE001 - a defect must end one request, not the server
+            _log.exception("request failed")
+            sequence.finish("error", f"internal error: {type(error).__name__}: {error}")
+        if sequence.finished:
+            with self._changed:
+                self._active.remove(sequence)
+        return True
+
+    def _schedule(self) -> Sequence | None:
+        """Admit and drop requests; the next active sequence in turn."""
+        with self._changed:
+            for queue in (self._waiting, self._active):
+                for sequence in [entry for entry in queue if entry.handle.cancelled]:
+                    queue.remove(sequence)
+                    sequence.finish("cancelled")
+            while self._waiting and len(self._active) < self.max_active:
+                admitted = self._waiting.popleft()
+                admitted.start(self.model.new_cache(admitted.capacity))
+                self._active.append(admitted)
+            if not self._active:
+                return None
+            self._active.rotate(-1)
+            return self._active[-1]
+
+    def _run(self, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [n] of this step and their hidden states [n, D]."""
+        assert sequence.cache is not None
+        inputs = sequence.next_inputs(self.prefill_chunk, self.model.device)  # [n]
+        return inputs, self.model.forward(inputs, sequence.cache, self.experts)
+
+    def _post_process(
+        self, sequence: Sequence, inputs: torch.Tensor, hidden: torch.Tensor
+    ) -> list[Choice]:
+        """Choose tokens from hidden [n, D] and emit them; roll the caches back after a rejection.
+
+        Returns one choice per kept position at the end of the step: none after an inner prompt
+        chunk, two if a draft was accepted.
+        """
+        assert sequence.cache is not None
+        if sequence.last_token is None or sequence.draft is None:
+            if sequence.cache.length < len(sequence.prompt):
+                return []
+            choices = [sequence.sampler.choose(self.model.logits(hidden[-1:])[0])]
+        else:
+            logits = self.model.logits(hidden)  # [2, V]
+            choices = [sequence.sampler.verify(logits[0], sequence.draft)]
+            sequence.drafts_proposed += 1
+            if choices[0].accepted_draft:
+                sequence.drafts_accepted += 1
+                choices.append(sequence.sampler.choose(logits[1]))
+            else:
+                sequence.cache.truncate(sequence.cache.length - 1)
+        for choice in choices:
+            if not sequence.finished:
+                sequence.emit(choice)
+        return choices
+
+    def _draft(
+        self,
+        sequence: Sequence,
+        inputs: torch.Tensor,
+        hidden: torch.Tensor,
+        choices: list[Choice],
+    ) -> None:
+        """Let the MTP module follow, and guess the token after the last known one."""
+        if not self.mtp or sequence.finished:
+            return
+        assert sequence.cache is not None
+        first, kept = sequence.cache.mtp_length, sequence.cache.length
+        # the token after each new position: from the prompt, then from this step's choices
+        known = sequence.prompt[first + 1 : kept + 1] + [choice.token for choice in choices]
+        following = torch.tensor(known[: kept - first], device=self.model.device)  # [m]
+        rows = hidden[: kept - first]  # [m, D]
+        mixed = self.model.mtp_forward(rows, following, sequence.cache, self.experts)  # [m, D]
+        if not choices:
+            return
+        logits = self.model.mtp_logits(mixed[-1:])[0]  # [V]
+        check_finite(logits, "draft logits")
+        sequence.draft = int(logits.argmax())
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._waiting or self._active)
+                if self._stopping:
+                    break
+            self.step()
+        self._finish_all()
+
+    def _finish_all(self) -> None:
+        with self._changed:
+            for sequence in (*self._active, *self._waiting):
+                sequence.finish("error", "the engine was stopped")
+            self._active.clear()
+            self._waiting.clear()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise HostError(f"{name} is {value}, expected {least} to {most}")

@@ -1,0 +1,105 @@
+"""State of one request inside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from host_runtime.engine.request import (
+    FinishedEvent,
+    RequestHandle,
+    RequestStats,
+    SamplingParams,
+    TokenEvent,
+)
+from host_runtime.engine.sampling import Choice, Sampler
+from host_runtime.models import SequenceCache
+
+
+class Sequence:
+    """A prompt, what has been generated, and the caches.
+
+    Between steps the caches hold every known token but the last one; `draft` is the MTP module's
+    guess of the token after that, None without MTP and during prefill.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        handle: RequestHandle,
+        stop_tokens: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.prompt, self.params, self.handle = prompt, params, handle
+        self.stop_tokens = stop_tokens
+        self.sampler = Sampler(params)
+        self.cache: SequenceCache | None = None
+        self.last_token: int | None = None
+        self.draft: int | None = None
+        self.finished = False
+        self.drafts_proposed = 0
+        self.drafts_accepted = 0
+        self.completion_tokens = 0
+        self._clock = clock
+        self._submitted_s = clock()
+        self._started_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the caches may ever hold: a step at max_tokens - 1 may verify one more."""
+        return len(self.prompt) + self.params.max_tokens
+
+    def start(self, cache: SequenceCache) -> None:
+        self.cache = cache
+        self._started_s = self._clock()
+
+    def next_inputs(self, chunk: int, device: torch.device) -> torch.Tensor:
+        """Tokens of the next step, int64 [n]: a prompt chunk, or the last token and the draft."""
+        assert self.cache is not None
+        if self.last_token is None:
+            begin = self.cache.length
+            tokens = self.prompt[begin : begin + chunk]
+        else:
+            tokens = [self.last_token] if self.draft is None else [self.last_token, self.draft]
+        return torch.tensor(tokens, dtype=torch.int64, device=device)
+
+    def emit(self, choice: Choice) -> None:
+        """Take one chosen token: an event, or the end of the request."""
+        if choice.token in self.stop_tokens:
+            self.finish("stop")
+            return
+        now_s = self._clock()
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+        self._last_token_s = now_s
+        self.last_token = choice.token
+        self.completion_tokens += 1
+        self.handle.put(TokenEvent(choice.token, now_s, choice.accepted_draft, choice.logprob))
+        if self.completion_tokens == self.params.max_tokens:
+            self.finish("length")
+
+    def finish(
+        self, reason: Literal["stop", "length", "cancelled", "error"], error: str | None = None
+    ) -> None:
+        """Free the caches and send the last event."""
+        self.finished = True
+        self.cache = None
+        self.handle.put(FinishedEvent(reason, error, self._stats()))
+
+    def _stats(self) -> RequestStats:
+        first, last = self._first_token_s, self._last_token_s
+        started = self._started_s
+        return RequestStats(
+            prompt_tokens=len(self.prompt),
+            completion_tokens=self.completion_tokens,
+            drafts_proposed=self.drafts_proposed,
+            drafts_accepted=self.drafts_accepted,
+            queue_s=0.0 if started is None else started - self._submitted_s,
+            ttft_s=0.0 if first is None else first - self._submitted_s,
+            decode_s=0.0 if first is None or last is None else last - first,
+        )

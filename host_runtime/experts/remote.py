@@ -1,0 +1,345 @@
+"""Routed experts on the ducks of a fleet.
+
+Legend: T tokens, k experts per token, H hidden size.
+One call = one message (experts.h) to all ducks; each duck computes its slice of the MoE
+intermediate rows for all T * k experts, and the sum of the ducks' outputs is the result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from host_runtime import wire
+from host_runtime.errors import HostError
+from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError
+from host_runtime.fleet.cache import CacheConfig, load_cache
+from host_runtime.fleet.config import FleetConfig
+from host_runtime.fleet.connect import connect
+from host_runtime.fleet.kernel_file import load_kernel_file
+from host_runtime.fleet.manager import FleetManager
+from host_runtime.fleet.status import FleetEvent
+from host_runtime.transport import Faults, TransportCode, TransportError, TransportOptions
+
+DTYPES = {wire.Dtype.F32: torch.float32, wire.Dtype.BF16: torch.bfloat16}
+ALIGN = 64
+# A long call is cut into messages of EXPERTS_TOKENS_MAX tokens; this many of them travel at once.
+PARTS_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How calls travel and how long anything may take."""
+
+    activation_dtype: wire.Dtype = wire.Dtype.F32
+    result_dtype: wire.Dtype = wire.Dtype.F32
+    call_deadline_ms: int = 3000  # silence of a duck that owes an answer
+    call_time_limit_ms: int = 10_000  # in the kernel; a runaway ends the session
+    core_count: int = 0  # of each duck; 0 = all
+    tokens_max: int = wire.EXPERTS_TOKENS_MAX  # of one message
+    faults: Faults | None = None
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """Where the parts of a CALL message lie, in bytes from its start."""
+
+    tokens: int
+    top_k: int
+    hidden: int
+    dtype: wire.Dtype
+
+    @property
+    def ids_offset(self) -> int:
+        return ctypes.sizeof(wire.ExpertsCall)
+
+    @property
+    def weights_offset(self) -> int:
+        return _round_up(self.ids_offset + 2 * self.tokens * self.top_k, 8)
+
+    @property
+    def activation_offset(self) -> int:
+        return _round_up(self.weights_offset + 4 * self.tokens * self.top_k, ALIGN)
+
+    @property
+    def size_bytes(self) -> int:
+        element = DTYPES[self.dtype].itemsize
+        return self.activation_offset + element * self.tokens * self.hidden
+
+
+class MessageBuffer:
+    """One reusable buffer in which CALL messages are put together; the transport copies them."""
+
+    def __init__(self, largest: MessageLayout) -> None:
+        self._bytes = torch.zeros(largest.size_bytes + ALIGN, dtype=torch.uint8)
+        skip = -self._bytes.data_ptr() % ALIGN
+        self._bytes = self._bytes[skip : skip + largest.size_bytes]
+        self.address = self._bytes.data_ptr()
+        self._header = wire.ExpertsCall.from_address(self.address)
+
+    def fill(
+        self,
+        layout: MessageLayout,
+        layer: int,
+        result_dtype: wire.Dtype,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> int:
+        """Write one message; returns its size in bytes. hidden [T, H], ids and weights [T, k]."""
+        header = self._header
+        header.magic = wire.EXPERTS_CALL_MAGIC
+        header.layer = layer
+        header.token_count, header.top_k = layout.tokens, layout.top_k
+        header.hidden_size = layout.hidden
+        header.activation_dtype, header.result_dtype = layout.dtype, result_dtype
+        header.activation_offset = layout.activation_offset
+        places = layout.tokens * layout.top_k
+        ids_end = layout.ids_offset + 2 * places
+        weights_end = layout.weights_offset + 4 * places
+        # int16 holds the same 16 bits as the uint16 of the message.
+        self._view(layout.ids_offset, ids_end, torch.int16).copy_(ids.reshape(-1))
+        self._bytes[ids_end : layout.weights_offset] = 0
+        self._view(layout.weights_offset, weights_end, torch.float32).copy_(weights.reshape(-1))
+        self._bytes[weights_end : layout.activation_offset] = 0
+        rows = self._view(layout.activation_offset, layout.size_bytes, DTYPES[layout.dtype])
+        rows.copy_(hidden.reshape(-1))
+        return layout.size_bytes
+
+    def _view(self, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._bytes[begin:end].view(dtype)
+
+
+class RemoteExperts:
+    """The experts of all MoE layers, on the ducks. ``start()`` before the first call."""
+
+    def __init__(
+        self,
+        fleet: FleetConfig,
+        cache_file: Path,
+        kernel_file: Path,
+        library: Path,
+        options: RemoteOptions | None = None,
+    ) -> None:
+        self._options = options or RemoteOptions()
+        self._cache = load_cache(cache_file)
+        kernel = load_kernel_file(kernel_file)
+        tokens = min(self._options.tokens_max, _tokens_that_fit(self._cache, self._options))
+        self._tokens_max = tokens
+        largest = self._layout(tokens, wire.EXPERTS_TOP_K_MAX)
+        self._buffer = MessageBuffer(largest)
+        self._submit_lock = threading.Lock()
+        self._transport = connect(fleet, library, _transport_options(self._options))
+        self._manager = FleetManager(
+            fleet,
+            self._cache,
+            kernel,
+            self._transport,
+            _open_request(largest, self._options),
+            self._options.call_deadline_ms,
+        )
+        self._closed = False
+
+    def start(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Connect, check versions, load, open. Raises HostError naming the ducks in the way.
+
+        ``progress(bytes_done, bytes_total)`` is called every two seconds while weights load.
+        """
+        try:
+            self._manager.start(progress)
+            if self._options.faults is not None:
+                self.set_faults(self._options.faults)
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+    ) -> RemotePending:
+        """Send one call: hidden [T, H], expert_ids and expert_weights [T, k]. See base.Experts."""
+        self._check(layer, hidden, expert_ids, expert_weights)
+        self._refuse_while_away()
+        return RemotePending(self, layer, hidden, expert_ids, expert_weights, self._tokens_max)
+
+    def status(self) -> list[DuckStatus]:
+        """One entry per duck, in slot order."""
+        return [
+            DuckStatus(report.name, report.ready, str(report.state), report.detail, report.counters)
+            for report in self._manager.reports()
+        ]
+
+    def events(self) -> list[FleetEvent]:
+        """What happened to the ducks lately, oldest first."""
+        return self._manager.events()
+
+    def set_faults(self, faults: Faults) -> None:
+        """Fault injection on this host's ports, for tests and demonstrations."""
+        self._transport.set_faults(faults)
+
+    def close(self) -> None:
+        """Ends the compute session and all threads; calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._manager.close()
+        self._transport.close()
+
+    # ---- used by RemotePending -----------------------------------------------------------------
+    def send_part(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> int:
+        """Send one message; returns its ticket."""
+        layout = self._layout(hidden.shape[0], ids.shape[1])
+        try:
+            with self._submit_lock:
+                size = self._buffer.fill(
+                    layout, layer, self._options.result_dtype, hidden, ids, weights
+                )
+                return self._transport.submit(self._buffer.address, size)
+        except TransportError as error:
+            raise self._unavailable(error, layer) from error
+
+    def receive_part(self, layer: int, ticket: int, out: torch.Tensor) -> None:
+        """Wait for a ticket; the sum of all ducks goes to ``out`` [T, H] float32, contiguous."""
+        try:
+            self._transport.wait_sum(
+                ticket, self._options.result_dtype, out.data_ptr(), out.numel()
+            )
+        except TransportError as error:
+            raise self._unavailable(error, layer) from error
+
+    def drop_part(self, ticket: int) -> None:
+        """Give back a ticket nobody will wait for."""
+        if not self._closed:
+            self._transport.release(ticket)
+
+    # ---- checks --------------------------------------------------------------------------------
+    def _check(
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        if layer not in self._cache.layers:
+            raise HostError(f"layer {layer} has no experts in {self._cache.path}")
+        if hidden.dim() != 2 or hidden.shape[1] != self._cache.hidden_size or not len(hidden):
+            raise HostError(
+                f"hidden has shape {list(hidden.shape)}, expected [T, {self._cache.hidden_size}]"
+            )
+        if ids.dim() != 2 or ids.shape != weights.shape or len(ids) != len(hidden):
+            raise HostError(
+                f"expert_ids {list(ids.shape)} and expert_weights {list(weights.shape)} must be "
+                f"[{len(hidden)}, k]"
+            )
+        if not 1 <= ids.shape[1] <= wire.EXPERTS_TOP_K_MAX:
+            raise HostError(f"{ids.shape[1]} experts per token, at most {wire.EXPERTS_TOP_K_MAX}")
+        low, high = torch.aminmax(ids)
+        if low < 0 or high >= self._cache.expert_count:
+            raise HostError(
+                f"expert ids {int(low)} to {int(high)}, the cache has {self._cache.expert_count}"
+            )
+
+    def _refuse_while_away(self) -> None:
+        problem = self._manager.problem()
+        if problem is not None:
+            raise ExpertsUnavailableError(problem.message, problem.duck_names)
+
+    def _unavailable(self, error: TransportError, layer: int) -> ExpertsUnavailableError:
+        self._manager.call_failed(error)
+        names = self._manager.names(error.ducks)
+        if error.code is TransportCode.STATE and not names:
+            problem = self._manager.problem()
+            if problem is not None:  # the session went away between two looks
+                return ExpertsUnavailableError(problem.message, problem.duck_names)
+        return ExpertsUnavailableError(f"{error.message} (layer {layer})", names, error.hint)
+
+    def _layout(self, tokens: int, top_k: int) -> MessageLayout:
+        hidden, dtype = self._cache.hidden_size, self._options.activation_dtype
+        return MessageLayout(tokens, top_k, hidden, dtype)
+
+
+class RemotePending:
+    """A call on its way, in one message or several."""
+
+    def __init__(
+        self,
+        experts: RemoteExperts,
+        layer: int,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        tokens_max: int,
+    ) -> None:
+        self._experts = experts
+        self._layer = layer
+        self._shape = hidden.shape
+        self._parts = [
+            (hidden[i : i + tokens_max], ids[i : i + tokens_max], weights[i : i + tokens_max])
+            for i in range(0, len(hidden), tokens_max)
+        ]
+        self._tickets: list[int] = []
+        self._sent = 0
+        self._send_more()
+
+    def wait(self) -> torch.Tensor:
+        """[T, H] float32: the sum over ducks. Raises ExpertsUnavailableError."""
+        result = torch.empty(self._shape, dtype=torch.float32)
+        row = 0
+        for hidden, _, _ in self._parts:
+            ticket = self._tickets.pop(0)
+            self._experts.receive_part(self._layer, ticket, result[row : row + len(hidden)])
+            row += len(hidden)
+            self._send_more()
+        self._parts = []
+        return result
+
+    def _send_more(self) -> None:
+        while self._sent < len(self._parts) and len(self._tickets) < PARTS_IN_FLIGHT:
+            hidden, ids, weights = self._parts[self._sent]
+            self._tickets.append(self._experts.send_part(self._layer, hidden, ids, weights))
+            self._sent += 1
+
+    def __del__(self) -> None:
+        # An engine that stops between submit() and wait() must not use up the ducks' credit.
+        for ticket in getattr(self, "_tickets", ()):
+            self._experts.drop_part(ticket)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return (value + multiple - 1) // multiple * multiple
+
+
+def _tokens_that_fit(cache: CacheConfig, options: RemoteOptions) -> int:
+    """Largest T whose CALL and RESULT messages both fit DUCK_WIRE_CALL_BYTES_MAX."""
+    dtype = options.activation_dtype
+    head = MessageLayout(0, wire.EXPERTS_TOP_K_MAX, cache.hidden_size, dtype)
+    per_token = (
+        6 * wire.EXPERTS_TOP_K_MAX
+        + max(DTYPES[dtype].itemsize, DTYPES[options.result_dtype].itemsize) * cache.hidden_size
+    )
+    room = wire.WIRE_CALL_BYTES_MAX - head.activation_offset - 2 * ALIGN
+    return max(1, min(wire.EXPERTS_TOKENS_MAX, room // per_token))
+
+
+def _transport_options(options: RemoteOptions) -> TransportOptions:
+    return TransportOptions(
+        silence_ms=options.call_deadline_ms,
+        call_ms=options.call_time_limit_ms + options.call_deadline_ms,
+    )
+
+
+def _open_request(largest: MessageLayout, options: RemoteOptions) -> wire.Open:
+    result = DTYPES[options.result_dtype].itemsize * largest.tokens * largest.hidden
+    return wire.Open(
+        flags=wire.OPEN_TAKEOVER,
+        core_count=options.core_count,
+        call_bytes_max=_round_up(largest.size_bytes, ALIGN),
+        result_bytes_max=_round_up(result, ALIGN),
+        call_time_limit_ms=options.call_time_limit_ms,
+    )

@@ -1,0 +1,1 @@
+"""Plain-torch operations on tensors: the reference arithmetic, on any device."""
