@@ -14,8 +14,10 @@ import torch.nn.functional as F
 
 from host_runtime.config import ModelConfig
 from host_runtime.experts.base import DuckStatus
-from host_runtime.ops.rows import ROWS_ALONE_MAX
 from host_runtime.weights import WeightSource
+
+# Decode rows: each token alone, so that its bits do not depend on the others of the call.
+_TOKENS_ALONE_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class LocalExperts:
     ) -> _Done:
         """Computes at once; see host_runtime.experts.base.Experts."""
         experts = self._layers[layer]
-        if hidden.shape[0] <= ROWS_ALONE_MAX:
+        if hidden.shape[0] <= _TOKENS_ALONE_MAX:
             downs = _token_by_token(experts, hidden, expert_ids)  # [T, k, D]
         else:
             downs = _expert_by_expert(experts, hidden, expert_ids)  # [T, k, D]
