@@ -7,6 +7,7 @@ intermediate rows for all T * k experts, and the sum of the ducks' outputs is th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
@@ -219,7 +220,7 @@ class RemoteExperts:
 
     def drop_part(self, ticket: int) -> None:
         """Give back a ticket nobody will wait for."""
-        if not self._closed:
+        with contextlib.suppress(TransportError):
             self._transport.release(ticket)
 
     # ---- checks --------------------------------------------------------------------------------

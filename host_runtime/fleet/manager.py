@@ -1,0 +1,346 @@
+"""The fleet at work: joins the ducks, loads them, opens the compute session, and keeps it so.
+
+``start()`` does it once and raises what went wrong. Then a monitor thread looks at the heartbeats
+a few times per second. A duck that fell silent, restarted or faulted makes the whole fleet refuse
+calls at once (``problem()``), is joined and loaded again with a growing pause between attempts,
+and when all ducks are ready the session is opened anew.
+
+Threads: the monitor only looks and decides; everything that may wait for a duck (join, load, open)
+runs as a job of a pool with one thread per duck, so one slow duck delays nobody's heartbeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from host_runtime import wire
+from host_runtime.errors import HostError
+from host_runtime.fleet.cache import CacheConfig, check_piece_size, slice_for
+from host_runtime.fleet.config import FleetConfig
+from host_runtime.fleet.keeper import Keeper, failure_state, watch
+from host_runtime.fleet.kernel_file import KernelFile
+from host_runtime.fleet.loader import LoadCancelledError, PieceBudget
+from host_runtime.fleet.status import DuckReport, DuckState, EventLog, FleetEvent
+from host_runtime.fleet.versions import Needs, StaleDucksError, facts_of, find_problem
+from host_runtime.transport import Transport, TransportCode, TransportError
+
+WATCH_PERIOD_S = 0.1
+HELLO_TIMEOUT_MS = 1500
+OPEN_TIMEOUT_MS = 10_000
+LEAVE_TIMEOUT_MS = 300
+READ_AHEAD_BYTES = 2 << 30
+PROGRESS_PERIOD_S = 2.0
+CLOSE_WAIT_S = 10.0
+
+
+class FleetStartError(HostError):
+    """At least one duck did not come up; ``duck_names`` are those."""
+
+    def __init__(self, message: str, duck_names: Sequence[str], hint: str) -> None:
+        super().__init__(message, hint)
+        self.duck_names = list(duck_names)
+
+
+@dataclass(frozen=True)
+class FleetProblem:
+    """Why no call is possible now."""
+
+    message: str
+    duck_names: tuple[str, ...] = field(default=())
+
+
+ProgressCallback = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+class FleetManager:
+    """Owns the keepers of all ducks and the monitor; the transport belongs to the caller."""
+
+    def __init__(
+        self,
+        fleet: FleetConfig,
+        cache: CacheConfig,
+        kernel: KernelFile,
+        transport: Transport,
+        open_request: wire.Open,
+        silence_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._open_request = open_request
+        self._silence_s = silence_ms / 1000
+        self._clock = clock
+        self._events = EventLog()
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._opening: Future[None] | None = None
+        self._open_retry_at = 0.0
+        self._problem: FleetProblem | None = FleetProblem("the fleet was not started")
+        budget = PieceBudget(READ_AHEAD_BYTES)
+        self._keepers = [
+            Keeper(transport, duck, slice_for(cache, duck.slot, len(fleet.ducks)), kernel, budget)
+            for duck in fleet.ducks
+        ]
+        self._needs = [
+            Needs(
+                transport.build, kernel.abi_version, kernel.cpu_features, keeper.part.region_bytes
+            )
+            for keeper in self._keepers
+        ]
+        self._pool = ThreadPoolExecutor(len(self._keepers) + 1, thread_name_prefix="fleet")
+        self._monitor = threading.Thread(target=self._run, name="fleet-monitor", daemon=True)
+
+    # ---- start and stop ------------------------------------------------------------------------
+    def start(self, progress: ProgressCallback | None = None) -> None:
+        """Join, check, load and open; raises HostError naming every duck that is in the way."""
+        for keeper in self._keepers:
+            for piece in keeper.part.pieces:
+                check_piece_size(piece)
+        self._start_join()
+        self._start_load(progress or self._log_progress)
+        self._open()
+        self._monitor.start()
+
+    def close(self) -> None:
+        """Ends jobs and the monitor, then the compute session. The transport stays open."""
+        self._stopping.set()
+        self._wake.set()
+        self._set_problem(FleetProblem("the fleet was closed"))
+        self._cancel_loads()
+        if self._monitor.is_alive():
+            self._monitor.join(CLOSE_WAIT_S)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            self._transport.session_close()
+        except TransportError as error:
+            self._events.add("fleet", f"closing the session: {error.message}", logging.DEBUG)
+
+    # ---- what others ask -----------------------------------------------------------------------
+    def problem(self) -> FleetProblem | None:
+        """None while calls are possible. Cheap: one attribute."""
+        return self._problem
+
+    def reports(self) -> list[DuckReport]:
+        return [keeper.report() for keeper in self._keepers]
+
+    def events(self) -> list[FleetEvent]:
+        return self._events.recent()
+
+    def names(self, indices: Sequence[int]) -> list[str]:
+        return [self._keepers[index].duck.name for index in indices]
+
+    def call_failed(self, error: TransportError) -> None:
+        """A call ended with this error: mark the ducks it names and let the monitor act."""
+        state = failure_state(error)
+        if state is None:
+            return
+        with self._lock:
+            for index in error.ducks:
+                keeper = self._keepers[index]
+                if keeper.state is DuckState.SERVING:
+                    self._mark(keeper, state, error.message)
+            self._update_problem()
+        self._wake.set()
+
+    # ---- start, step by step -------------------------------------------------------------------
+    def _start_join(self) -> None:
+        jobs = [self._pool.submit(self._join, index) for index in range(len(self._keepers))]
+        failures = _failures(jobs)
+        if not failures:
+            return
+        stale = all(isinstance(error, StaleDucksError) for _, error in failures)
+        names = [self._keepers[index].duck.name for index, _ in failures]
+        message = "; ".join(str(error) for _, error in failures)
+        if stale:
+            raise FleetStartError(message, names, failures[0][1].hint)
+        raise FleetStartError(
+            message,
+            names,
+            next(error.hint for _, error in failures if not isinstance(error, StaleDucksError))
+            or "check power and network of these ducks with: duckctl health",
+        )
+
+    def _start_load(self, progress: ProgressCallback) -> None:
+        """All ducks at once; the first failure ends the other loads too."""
+        jobs = [self._pool.submit(self._load, index) for index in range(len(self._keepers))]
+        total = sum(keeper.part.region_bytes for keeper in self._keepers)
+        try:
+            pending = set(jobs)
+            while pending:
+                progress(sum(keeper.bytes_done for keeper in self._keepers), total)
+                done, pending = wait(pending, PROGRESS_PERIOD_S, FIRST_EXCEPTION)
+                if any(job.exception() is not None for job in done):
+                    break
+        finally:  # after Ctrl-C or a failure no load goes on behind the caller's back
+            if not all(job.done() and job.exception() is None for job in jobs):
+                self._cancel_loads()
+        failures = [
+            (index, error)
+            for index, error in _failures(jobs)
+            if not isinstance(error, LoadCancelledError)
+        ]
+        if failures:
+            names = [self._keepers[index].duck.name for index, _ in failures]
+            message = "; ".join(dict.fromkeys(str(error) for _, error in failures))
+            raise FleetStartError(message, names, failures[0][1].hint)
+        progress(total, total)
+
+    def _cancel_loads(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+
+    def _log_progress(self, done: int, total: int) -> None:
+        self._events.add("fleet", f"weights in place: {done / total:.0%} of {total} bytes")
+
+    # ---- jobs: they may wait for a duck --------------------------------------------------------
+    def _join(self, index: int) -> None:
+        """HELLO and version check; raises HostError with the duck's name in it."""
+        keeper = self._keepers[index]
+        try:
+            info, _ = self._transport.hello(index, HELLO_TIMEOUT_MS)
+        except TransportError as error:
+            stale = error.code is TransportCode.VERSION
+            state = DuckState.WRONG_VERSION if stale else DuckState.UNREACHABLE
+            self._mark(keeper, state, error.message)
+            raise
+        facts = facts_of(info)
+        problem = find_problem(keeper.duck, facts, self._needs[index])
+        if problem is not None:
+            self._mark(keeper, DuckState.WRONG_VERSION, problem)
+            self._transport.detach(index)
+            raise StaleDucksError([(keeper.duck.name, problem)])
+        keeper.facts = facts
+        self._mark(keeper, DuckState.IDLE, "")
+
+    def _load(self, index: int) -> None:
+        keeper = self._keepers[index]
+        self._mark(keeper, DuckState.LOADING, "")
+        try:
+            report = keeper.load()
+        except HostError as error:
+            if not isinstance(error, LoadCancelledError):
+                self._mark(keeper, DuckState.IDLE, str(error))
+            raise
+        slow = report.slow_link(keeper.facts.link_mbps) if keeper.facts else None
+        if slow:
+            self._events.add(keeper.duck.name, slow, logging.WARNING)
+        self._mark(keeper, DuckState.READY, "")
+
+    def _revive(self, index: int) -> None:
+        """Join and load a duck that went away; failures set the time of the next attempt."""
+        keeper = self._keepers[index]
+        try:
+            if keeper.state is DuckState.FAULTED:
+                self._leave_session(index)
+            self._join(index)
+            self._load(index)
+            keeper.attempts = 0
+        except HostError as error:
+            keeper.put_off(self._clock())
+            self._events.add(keeper.duck.name, str(error), logging.WARNING)
+        self._wake.set()
+
+    def _leave_session(self, index: int) -> None:
+        """Close what is left of a session that failed; a duck that can't answer needs none."""
+        close = bytes(ctypes.sizeof(wire.Done))
+        with contextlib.suppress(TransportError):
+            self._transport.request(index, wire.MessageType.CLOSE, close, LEAVE_TIMEOUT_MS)
+
+    def _open(self) -> None:
+        """Open the compute session on all ducks; on an error marks the ducks it names."""
+        everyone = range(len(self._keepers))
+        try:
+            self._transport.session_open(everyone, self._open_request, OPEN_TIMEOUT_MS)
+        except TransportError as error:
+            with self._lock:
+                state = failure_state(error) or DuckState.FAULTED
+                for index in error.ducks:
+                    self._mark(self._keepers[index], state, error.message)
+                    self._keepers[index].put_off(self._clock())
+            raise
+        with self._lock:
+            for keeper in self._keepers:
+                keeper.serving_since = self._clock()
+                self._mark(keeper, DuckState.SERVING, "")
+            self._update_problem()
+        self._events.add("fleet", f"serving with {len(self._keepers)} ducks")
+
+    def _reopen(self) -> None:
+        try:
+            self._open()
+        except HostError as error:
+            self._open_retry_at = self._clock() + 1.0
+            self._events.add("fleet", f"opening the session: {error}", logging.WARNING)
+        self._wake.set()
+
+    # ---- the monitor ---------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(WATCH_PERIOD_S)
+            self._wake.clear()
+            if not self._stopping.is_set():
+                self._turn()
+
+    def _turn(self) -> None:
+        """One look at every duck, and the jobs that follow from it."""
+        now = self._clock()
+        with self._lock:
+            for index, keeper in enumerate(self._keepers):
+                link = self._transport.duck_status(index)
+                verdict = watch(keeper.state, link, now - keeper.serving_since, self._silence_s)
+                if verdict is not None:
+                    self._mark(keeper, *verdict)
+                if keeper.wants_revival(now):
+                    keeper.job = self._pool.submit(self._revive, index)
+            self._update_problem()
+            if self._wants_opening(now):
+                self._opening = self._pool.submit(self._reopen)
+
+    def _wants_opening(self, now: float) -> bool:
+        idle = self._opening is None or self._opening.done()
+        states = {keeper.state for keeper in self._keepers}
+        settled = states <= {DuckState.READY, DuckState.SERVING}
+        return idle and settled and DuckState.READY in states and now >= self._open_retry_at
+
+    def _mark(self, keeper: Keeper, state: DuckState, detail: str) -> None:
+        with self._lock:
+            if (keeper.state, keeper.detail) == (state, detail):
+                return
+            changed = keeper.state is not state
+            keeper.state, keeper.detail = state, detail
+        if changed:
+            bad = state in (DuckState.LOST, DuckState.FAULTED)
+            text = f"{state}: {detail}" if detail else str(state)
+            self._events.add(keeper.duck.name, text, logging.WARNING if bad else logging.INFO)
+
+    def _update_problem(self) -> None:
+        if self._stopping.is_set():
+            return
+        away = [keeper for keeper in self._keepers if keeper.state is not DuckState.SERVING]
+        if not away:
+            self._set_problem(None)
+            return
+        message = "; ".join(keeper.describe() for keeper in away)
+        self._set_problem(FleetProblem(message, tuple(keeper.duck.name for keeper in away)))
+
+    def _set_problem(self, problem: FleetProblem | None) -> None:
+        self._problem = problem
+
+
+def _failures(jobs: Sequence[Future[None]]) -> list[tuple[int, HostError]]:
+    """Waits for all jobs; (index, error) of those that failed. Other exceptions pass through."""
+    failures: list[tuple[int, HostError]] = []
+    for index, job in enumerate(jobs):
+        error = job.exception()
+        if isinstance(error, HostError):
+            failures.append((index, error))
+        elif error is not None:
+            raise error
+    return failures
