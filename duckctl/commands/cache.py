@@ -1,0 +1,186 @@
+"""``duckctl cache``: the weight caches on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from duckctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from duckctl.shards.catalogue import CacheEntry, PieceFault
+    from duckctl.shards.manifest import CacheSummary
+
+app = typer.Typer(help="Look at, verify and remove weight caches.")
+CACHE_DIR = typer.Option(
+    None, "--cache-dir", help="Where caches are kept.  [default: ~/.cache/duckctl/shards]"
+)
+AS_JSON = typer.Option(False, "--json", help="Print JSON.")
+NAMES = typer.Argument(None, metavar="[NAME]...", help="Caches (or a unique beginning); all.")
+
+
+@app.command("ls")
+def list_command(cache_dir: Path | None = CACHE_DIR, as_json: bool = AS_JSON) -> None:
+    """List the caches with size and state."""
+    from duckctl.console import human_bytes, print_json, print_table, talk
+
+    root = _root(cache_dir)
+    entries = _entries(root)
+    if as_json:
+        print_json({"cache_dir": str(root), "caches": [_document(entry) for entry in entries]})
+        return
+    rows = [
+        (
+            entry.directory.name,
+            entry.summary.model if entry.summary else "",
+            entry.summary.fmt if entry.summary else "",
+            len(entry.summary.slice_rows) if entry.summary else "",
+            human_bytes(entry.size_bytes),
+            entry.state,
+        )
+        for entry in entries
+    ]
+    if rows:
+        print_table(str(root), ("name", "model", "format", "slices>", "size>", "state"), rows)
+    else:
+        talk(f"no caches in {root}")
+
+
+@app.command("verify")
+def verify_command(
+    names: list[str] | None = NAMES,
+    cache_dir: Path | None = CACHE_DIR,
+    threads: int | None = typer.Option(None, "--threads", min=1, max=1024, help="[default: all]"),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Re-read every piece and compare it with its digest; damaged files are named."""
+    from duckctl.shards.catalogue import verify_cache
+    from duckctl.shards.errors import CacheError
+    from duckctl.shards.progress import TerminalReporter
+
+    threads = threads or len(os.sched_getaffinity(0))
+    results = []
+    for entry in _select(_entries(_root(cache_dir)), names):
+        if entry.summary is None:
+            if names or entry.state == "damaged":
+                raise CacheError(
+                    f"{entry.directory} is {entry.state}: {entry.detail}",
+                    "run duckctl shard-weights again, or duckctl cache prune",
+                )
+            continue
+        with TerminalReporter() as reporter:
+            results.append((entry.summary, verify_cache(entry.summary, threads, reporter)))
+    report_verification(results, as_json)
+
+
+@app.command("prune")
+def prune_command(
+    names: list[str] | None = typer.Argument(
+        None, metavar="[NAME]...", help="Caches to remove; without names: unusable ones."
+    ),
+    cache_dir: Path | None = CACHE_DIR,
+    everything: bool = typer.Option(False, "--all", help="Remove complete caches too."),
+    max_size: str | None = typer.Option(
+        None, "--max-size", help="Also remove the oldest until the rest is at most this large."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be removed."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Remove incomplete, outdated and damaged caches, or the named ones.
+
+    A cache that a conversion is writing to is never removed.
+    """
+    from duckctl.console import human_bytes, print_json, talk
+    from duckctl.shards.catalogue import prune_candidates, remove_cache
+    from duckctl.shards.parse import parse_bytes
+
+    entries = _entries(_root(cache_dir))
+    if names:
+        if everything or max_size:
+            raise UsageError("names go without --all and --max-size", "give one or the other")
+        chosen = _select(entries, names)
+    else:
+        states = ["incomplete", "outdated", "damaged", *(["complete"] if everything else [])]
+        limit = parse_bytes(max_size, "--max-size") if max_size else None
+        chosen = prune_candidates(entries, states, limit)
+    for entry in chosen:
+        if not dry_run:
+            remove_cache(entry)
+        verb = "would remove" if dry_run else "removed"
+        talk(f"{verb} {entry.directory} ({entry.state}, {human_bytes(entry.size_bytes)})")
+    if as_json:
+        print_json({"removed": [_document(entry) for entry in chosen], "dry_run": dry_run})
+    elif not chosen:
+        talk("nothing to remove")
+
+
+def report_verification(
+    results: Sequence[tuple[CacheSummary, Sequence[PieceFault]]], as_json: bool
+) -> None:
+    """Prints the outcome; damaged pieces end the command with exit code 1."""
+    from duckctl.console import print_json, talk, warn
+
+    faults = [fault for _, found in results for fault in found]
+    if as_json:
+        caches = [
+            {
+                "name": summary.directory.name,
+                "pieces": len(summary.pieces),
+                "faults": [{"file": str(fault.path), "problem": fault.problem} for fault in found],
+            }
+            for summary, found in results
+        ]
+        print_json({"ok": not faults, "caches": caches})
+    for fault in faults:
+        warn(f"{fault.path} {fault.problem}")
+    if faults:
+        talk("run duckctl shard-weights again: it makes damaged pieces anew")
+        raise typer.Exit(ExitCode.FAILURE)
+    pieces = sum(len(summary.pieces) for summary, _ in results)
+    talk(f"{len(results)} caches, {pieces} pieces: all as written")
+
+
+def _root(cache_dir: Path | None) -> Path:
+    from duckctl.shards.convert import default_cache_dir
+
+    return (cache_dir or default_cache_dir()).expanduser().absolute()
+
+
+def _entries(root: Path) -> list[CacheEntry]:
+    from duckctl.shards.catalogue import list_caches
+
+    return list_caches(root)
+
+
+def _select(entries: Sequence[CacheEntry], names: Sequence[str] | None) -> list[CacheEntry]:
+    if not names:
+        return list(entries)
+    chosen = []
+    for name in names:
+        found = [entry for entry in entries if entry.directory.name == name] or [
+            entry for entry in entries if entry.directory.name.startswith(name)
+        ]
+        if len(found) != 1:
+            problem = "matches several caches" if found else "is not a cache here"
+            raise UsageError(f"'{name}' {problem}", "see: duckctl cache ls")
+        chosen += found
+    return chosen
+
+
+def _document(entry: CacheEntry) -> dict[str, object]:
+    summary = entry.summary
+    return {
+        "name": entry.directory.name,
+        "directory": str(entry.directory),
+        "state": entry.state,
+        "bytes": entry.size_bytes,
+        "detail": entry.detail,
+        "cache_key": summary.cache_key if summary else None,
+        "model": summary.model if summary else None,
+        "format": summary.fmt if summary else None,
+        "slices": len(summary.slice_rows) if summary else None,
+    }

@@ -1,0 +1,243 @@
+"""``duckctl shard-weights``: converts a model's routed experts into one cache per duck."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from duckctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from duckctl.shards.checkpoint import Checkpoint
+    from duckctl.shards.convert import ConvertResult
+    from duckctl.shards.estimate import Estimate, SpaceCheck
+    from duckctl.shards.plan import DuckSpec, ShardPlan
+
+app = typer.Typer()
+FORMATS = ("fp8", "fp9")
+
+
+@app.command()
+def shard_weights(
+    model: str = typer.Argument(..., metavar="MODEL", help="Model directory, or 'ducklet'."),
+    inventory: Path | None = typer.Option(None, "--inventory", "-i", help="Fleet to shard for."),
+    ducks: int | None = typer.Option(None, "--ducks", min=1, help="Number of ducks instead."),
+    cache_dir: Path | None = typer.Option(
+        None, "--cache-dir", help="Where caches are kept.  [default: ~/.cache/duckctl/shards]"
+    ),
+    fmt: str = typer.Option("fp9", "--format", help="fp8 or fp9; both keep FP8 weights exactly."),
+    weights: str | None = typer.Option(
+        None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show bytes and time, convert nothing."),
+    verify: bool = typer.Option(False, "--verify", help="Re-read a finished cache, nothing else."),
+    memory_limit: str = typer.Option("8G", "--memory-limit", help="Most memory to use."),
+    threads: int | None = typer.Option(None, "--threads", min=1, max=1024, help="[default: all]"),
+    source_sha256: Path | None = typer.Option(
+        None, "--source-sha256", help="File of 'sha256  name' lines to check the model against."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Convert a model's routed experts into one packed weight cache per duck.
+
+    An interrupted conversion continues where it was; a finished one is checked and kept.
+
+    \b
+    Examples:
+      duckctl shard-weights ducklet --ducks 4
+      duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --dry-run
+      duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --format fp8
+    """
+    from duckctl.model_dir import resolve_model_dir
+    from duckctl.shards.checkpoint import open_checkpoint
+    from duckctl.shards.convert import ConvertOptions, convert, default_cache_dir
+    from duckctl.shards.parse import parse_bytes
+    from duckctl.shards.plan import equal_plan, weighted_plan
+    from duckctl.shards.progress import TerminalReporter
+    from duckctl.shards.source_list import check_source_list
+
+    if fmt not in FORMATS:
+        raise UsageError(f"--format '{fmt}' is unknown", f"formats: {', '.join(FORMATS)}")
+    threads = threads or _core_count()
+    memory_limit_bytes = parse_bytes(memory_limit, "--memory-limit")
+    checkpoint = open_checkpoint(resolve_model_dir(model))
+    specs = _ducks(inventory, ducks, weights)
+    plan = (weighted_plan if weights else equal_plan)(checkpoint.shape, fmt, specs)
+    root = (cache_dir or default_cache_dir()).expanduser().absolute()
+    if dry_run:
+        _dry_run(checkpoint, plan, root, specs, threads, as_json)
+        return
+    if verify:
+        _verify(checkpoint, plan, root, threads, as_json)
+        return
+    with TerminalReporter() as reporter:
+        if source_sha256:
+            check_source_list(checkpoint, source_sha256, threads, reporter)
+        options = ConvertOptions(threads, memory_limit_bytes)
+        result = convert(checkpoint, plan, root, options, reporter)
+    _report(plan, result, as_json)
+
+
+def _core_count() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0))
+
+
+def _ducks(inventory: Path | None, count: int | None, weights: str | None) -> list[DuckSpec]:
+    from duckctl.shards.plan import DuckSpec, parse_weights
+
+    if (inventory is None) == (count is None):
+        raise UsageError(
+            "shard-weights needs either --inventory or --ducks",
+            "e.g. --ducks 4, or --inventory inventory/rack32.yml",
+        )
+    if inventory is not None:
+        from duckctl.inventory import load_inventory
+
+        named = [(duck.name, duck.memory_gib) for duck in load_inventory(inventory).ducks]
+    else:
+        named = [(f"duck {index}", None) for index in range(count or 0)]
+    shares = parse_weights(weights, len(named)) if weights else [1.0] * len(named)
+    return [
+        DuckSpec(name, memory, share) for (name, memory), share in zip(named, shares, strict=True)
+    ]
+
+
+def _dry_run(
+    checkpoint: Checkpoint,
+    plan: ShardPlan,
+    root: Path,
+    specs: list[DuckSpec],
+    threads: int,
+    as_json: bool,
+) -> None:
+    from duckctl.console import print_json
+    from duckctl.shards.convert import MANIFEST_BYTES_MAX
+    from duckctl.shards.estimate import check_space, estimate
+    from duckctl.shards.manifest import pieces_of
+
+    guess = estimate(checkpoint, plan, root, threads)
+    space = check_space(plan, root, MANIFEST_BYTES_MAX)
+    if not as_json:
+        _print_plan(checkpoint, plan, root, specs, guess, space)
+    else:
+        document: dict[str, Any] = {
+            "model": checkpoint.name,
+            "plan": plan.to_json(),
+            "ducks": [
+                {"name": duck.name, "memory_gib": duck.memory_gib, "bytes": layout.region_bytes}
+                for duck, layout in zip(specs, plan.layouts, strict=True)
+            ],
+            "files": [{"file": piece.file, "bytes": piece.size_bytes} for piece in pieces_of(plan)],
+            "cache_bytes": plan.total_bytes,
+            "source_bytes": checkpoint.expert_bytes,
+            "cache_dir": str(root),
+            "need_bytes": space.need_bytes,
+            "free_bytes": space.free_bytes,
+            "missing_bytes": space.missing_bytes,
+            "convert_bytes_per_s": round(guess.convert_rate),
+            "write_bytes_per_s": round(guess.write_rate),
+            "estimated_seconds": round(guess.seconds, 1),
+        }
+        print_json(document)
+    if space.missing_bytes:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+def _print_plan(
+    checkpoint: Checkpoint,
+    plan: ShardPlan,
+    root: Path,
+    specs: list[DuckSpec],
+    guess: Estimate,
+    space: SpaceCheck,
+) -> None:
+    from duckctl.console import human_bytes, print_table, talk, warn
+    from duckctl.shards.progress import human_seconds
+
+    rows = [
+        (
+            duck.name,
+            part.index,
+            f"{part.first_row}..{part.first_row + part.rows - 1}",
+            layout.region_bytes,
+            human_bytes(layout.region_bytes),
+            f"{duck.memory_gib:g} GiB" if duck.memory_gib is not None else "unknown",
+        )
+        for duck, part, layout in zip(specs, plan.slices, plan.layouts, strict=True)
+    ]
+    title = f"{checkpoint.name} in {plan.fmt}, {len(plan.shape.layers)} MoE layers"
+    print_table(title, ("duck", "slice>", "rows", "bytes>", "size>", "memory>"), rows)
+    counts = checkpoint.accounting
+    talk(f"cache     {human_bytes(plan.total_bytes)} in {root}")
+    talk(f"source    {human_bytes(checkpoint.expert_bytes)} of routed experts")
+    talk(
+        f"tensors   {len(counts.sharded)} sharded, {len(counts.host)} on the host, "
+        f"{len(counts.ignored)} ignored"
+    )
+    for reason in sorted(set(counts.ignored.values())):
+        talk(f"          ignored: {reason}")
+    talk(
+        f"time      about {human_seconds(guess.seconds)} (measured: convert "
+        f"{human_bytes(guess.convert_rate)}/s, write {human_bytes(guess.write_rate)}/s)"
+    )
+    if space.missing_bytes:
+        warn(
+            f"{root} has {human_bytes(space.free_bytes)} free; {space.missing_bytes} bytes are "
+            "missing"
+        )
+    else:
+        talk(f"disk      {human_bytes(space.free_bytes)} free, enough")
+
+
+def _verify(
+    checkpoint: Checkpoint, plan: ShardPlan, root: Path, threads: int, as_json: bool
+) -> None:
+    from duckctl.commands.cache import report_verification
+    from duckctl.shards.catalogue import verify_cache
+    from duckctl.shards.convert import cache_directory
+    from duckctl.shards.errors import CacheError
+    from duckctl.shards.manifest import CACHE_NAME, fingerprint, plan_key, read_cache
+    from duckctl.shards.progress import TerminalReporter
+
+    key = plan_key(checkpoint, fingerprint(checkpoint), plan)
+    directory = cache_directory(root, checkpoint, plan, key)
+    if not (directory / CACHE_NAME).exists():
+        raise CacheError(
+            f"there is no finished cache for this model and plan in {root}",
+            "run the same command without --verify to make it",
+        )
+    summary = read_cache(directory)
+    with TerminalReporter() as reporter:
+        faults = verify_cache(summary, threads, reporter)
+    report_verification([(summary, faults)], as_json)
+
+
+def _report(plan: ShardPlan, result: ConvertResult, as_json: bool) -> None:
+    from duckctl.console import human_bytes, print_json, talk
+    from duckctl.shards.progress import human_seconds
+
+    if as_json:
+        print_json(
+            {
+                "cache_file": str(result.cache_file),
+                "cache_key": result.cache_key,
+                "format": plan.fmt,
+                "slices": len(plan.slices),
+                "pieces_made": result.pieces_made,
+                "pieces_kept": result.pieces_kept,
+                "damaged": list(result.damaged),
+                "read_bytes": result.read_bytes,
+                "written_bytes": result.written_bytes,
+                "seconds": round(result.seconds, 3),
+            }
+        )
+        return
+    talk(
+        f"{result.pieces_made} pieces made ({human_bytes(result.written_bytes)}), "
+        f"{result.pieces_kept} kept, in {human_seconds(result.seconds)}"
+    )
+    typer.echo(str(result.cache_file))

@@ -1,0 +1,236 @@
+"""The shard plan: which rows of every expert's MoE intermediate size each duck holds.
+
+Equal slices by default. Uneven slices follow weights (a duck's bandwidth, say) in steps of 32
+rows. A slice lists its holders in order of preference: one duck now, replicas later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duckctl.shards.architectures import ModelShape
+from duckctl.shards.errors import PlanError
+from duckctl.shards.layout import FORMAT_CODES, PANEL_ROWS, RegionLayout, valid_duck_counts
+
+PLAN_SCHEMA_VERSION = 1
+RUNTIME_MARGIN_BYTES = 1 << 30  # image, kernel, mailbox and network buffers of a duck
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class DuckSpec:
+    """A duck as planning sees it; ``weight`` is its share relative to the others."""
+
+    name: str
+    memory_gib: float | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class SlicePlan:
+    """Rows [first_row, first_row + rows) of gate and up, the same columns of down."""
+
+    index: int
+    first_row: int
+    rows: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All slices of a model in one format; pieces, sizes and keys follow from it."""
+
+    fmt: str
+    shape: ModelShape
+    slices: tuple[SlicePlan, ...]
+
+    def layout(self, slice_index: int) -> RegionLayout:
+        part = self.slices[slice_index]
+        return RegionLayout(
+            self.fmt,
+            self.shape.hidden_size,
+            self.shape.moe_intermediate_size,
+            self.shape.expert_count,
+            self.shape.layers,
+            part.first_row,
+            part.rows,
+        )
+
+    @property
+    def layouts(self) -> tuple[RegionLayout, ...]:
+        return tuple(self.layout(part.index) for part in self.slices)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(layout.region_bytes for layout in self.layouts)
+
+    def to_json(self) -> dict[str, object]:
+        """Plan file form: what a slice is and who holds it."""
+        return {
+            "schema_version": PLAN_SCHEMA_VERSION,
+            "format": self.fmt,
+            "granularity_rows": PANEL_ROWS,
+            "moe_intermediate_size": self.shape.moe_intermediate_size,
+            "slices": [
+                {
+                    "slice": part.index,
+                    "first_row": part.first_row,
+                    "rows": part.rows,
+                    "region_bytes": self.layout(part.index).region_bytes,
+                    "holders": list(part.holders),
+                }
+                for part in self.slices
+            ],
+        }
+
+    def digest(self) -> str:
+        """Digest of what decides the bytes of a cache: not who holds a slice."""
+        shape = self.shape
+        parts = [
+            self.fmt,
+            shape.model_type,
+            shape.hidden_size,
+            shape.moe_intermediate_size,
+            shape.expert_count,
+            list(shape.layers),
+            [[part.first_row, part.rows] for part in self.slices],
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def equal_plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec]) -> ShardPlan:
+    """One slice of the same size per duck; refused unless the rows come out in whole panels."""
+    counts = valid_duck_counts(shape.moe_intermediate_size)
+    if len(ducks) not in counts:
+        raise PlanError(
+            f"{len(ducks)} ducks cannot share {shape.moe_intermediate_size} rows in equal slices "
+            f"of a multiple of {PANEL_ROWS} rows",
+            f"valid duck counts: {', '.join(map(str, counts))}; or --weights for uneven slices "
+            f"over up to {counts[-1]} ducks",
+        )
+    rows = shape.moe_intermediate_size // len(ducks)
+    return _plan(shape, fmt, ducks, [rows] * len(ducks))
+
+
+def weighted_plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec]) -> ShardPlan:
+    """Uneven slices by largest remainder: at least one panel per duck, none beyond its memory."""
+    panels = shape.moe_intermediate_size // PANEL_ROWS
+    if len(ducks) > panels:
+        raise PlanError(
+            f"{len(ducks)} ducks cannot share {panels} panels of {PANEL_ROWS} rows",
+            f"use at most {panels} ducks for this model",
+        )
+    for duck in ducks:
+        if not (math.isfinite(duck.weight) and duck.weight > 0):
+            raise PlanError(
+                f"the weight of duck {duck.name} is {duck.weight}", "weights are numbers above 0"
+            )
+    limits = [_panels_max(shape, fmt, duck) for duck in ducks]
+    if sum(limits) < panels or min(limits) < 1:
+        raise PlanError(
+            f"the ducks' memory holds {sum(limits)} of {panels} panels in {fmt}",
+            _smaller_format_hint(fmt),
+        )
+    shares = _apportion(panels, [duck.weight for duck in ducks], limits)
+    return _plan(shape, fmt, ducks, [share * PANEL_ROWS for share in shares])
+
+
+def _plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec], rows: Sequence[int]) -> ShardPlan:
+    if fmt not in FORMAT_CODES:
+        raise PlanError(f"format '{fmt}' is unknown", f"formats: {', '.join(FORMAT_CODES)}")
+    slices = []
+    first_row = 0
+    for index, (duck, count) in enumerate(zip(ducks, rows, strict=True)):
+        slices.append(SlicePlan(index, first_row, count, (duck.name,)))
+        first_row += count
+    plan = ShardPlan(fmt, shape, tuple(slices))
+    _check_memory(plan, ducks)
+    return plan
+
+
+def _check_memory(plan: ShardPlan, ducks: Sequence[DuckSpec]) -> None:
+    for duck, layout in zip(ducks, plan.layouts, strict=True):
+        if duck.memory_gib is None:
+            continue
+        need = layout.region_bytes + RUNTIME_MARGIN_BYTES
+        if need > duck.memory_gib * GIB:
+            raise PlanError(
+                f"duck {duck.name} has {duck.memory_gib:g} GiB; its slice in {plan.fmt} needs "
+                f"{layout.region_bytes / GIB:.1f} GiB and {RUNTIME_MARGIN_BYTES / GIB:g} GiB "
+                "for the runtime",
+                f"{_more_ducks_hint(plan.shape, plan.fmt, duck.memory_gib)}"
+                f"{_smaller_format_hint(plan.fmt)}",
+            )
+
+
+def _more_ducks_hint(shape: ModelShape, fmt: str, memory_gib: float) -> str:
+    """Duck counts whose equal slices would fit into that much memory."""
+    fitting = []
+    for count in valid_duck_counts(shape.moe_intermediate_size):
+        rows = shape.moe_intermediate_size // count
+        layout = RegionLayout(
+            fmt, shape.hidden_size, shape.moe_intermediate_size, shape.expert_count,
+            shape.layers, 0, rows,
+        )  # fmt: skip
+        if layout.region_bytes + RUNTIME_MARGIN_BYTES <= memory_gib * GIB:
+            fitting.append(count)
+    if not fitting:
+        return "no duck count fits into that memory; "
+    return f"duck counts that fit in {fmt}: {', '.join(map(str, fitting))}; "
+
+
+def _smaller_format_hint(fmt: str) -> str:
+    return "try --format fp8 (11 % smaller)" if fmt == "fp9" else "add ducks or memory"
+
+
+def _panels_max(shape: ModelShape, fmt: str, duck: DuckSpec) -> int:
+    """Panels that fit into a duck's memory, or all when its memory is not known."""
+    panels = shape.moe_intermediate_size // PANEL_ROWS
+    if duck.memory_gib is None:
+        return panels
+    room = duck.memory_gib * GIB - RUNTIME_MARGIN_BYTES
+    fitting = 0
+    while fitting < panels:
+        # A slice of k panels touches at most one source block more than it fills.
+        layout = RegionLayout(
+            fmt, shape.hidden_size, shape.moe_intermediate_size, shape.expert_count,
+            shape.layers, PANEL_ROWS * 3, (fitting + 1) * PANEL_ROWS,
+        )  # fmt: skip
+        if layout.region_bytes > room:
+            break
+        fitting += 1
+    return fitting
+
+
+def _apportion(total: int, weights: Sequence[float], limits: Sequence[int]) -> list[int]:
+    """Integers >= 1 that add up to total, near the weights' shares, none above its limit.
+
+    Starts with one each and gives the next panel to the duck that is furthest behind its share,
+    the first of equals: deterministic, and at most 64 steps for the largest model.
+    """
+    shares = [1] * len(weights)
+    for _ in range(total - len(weights)):
+        open_ducks = [i for i in range(len(weights)) if shares[i] < limits[i]]
+        chosen = min(open_ducks, key=lambda i: ((shares[i] + 1) / weights[i], i))
+        shares[chosen] += 1
+    return shares
+
+
+def parse_weights(text: str, duck_count: int) -> list[float]:
+    """'2,1,1' -> one number per duck."""
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise PlanError(
+            f"--weights '{text}' is not a list of numbers", "write e.g. --weights 2,1,1"
+        ) from None
+    if len(weights) != duck_count:
+        raise PlanError(
+            f"--weights has {len(weights)} numbers for {duck_count} ducks",
+            "give one number per duck, in slot order",
+        )
+    return weights

@@ -1,0 +1,115 @@
+"""Which finished pieces may be kept: their file and their source are what the journal says."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from duckctl.shards.checkpoint import Checkpoint
+from duckctl.shards.manifest import Piece, file_states, layer_digest, pieces_of
+from duckctl.shards.plan import ShardPlan
+from duckctl.shards.progress import Reporter
+from duckctl.shards.reader import FileTable, digest_expert
+from duckctl.shards.store import Journal, JournalEntry, file_sha256
+
+PieceKey = tuple[int, int]  # (layer, slice)
+
+
+def layer_pieces(plan: ShardPlan) -> dict[PieceKey, Piece]:
+    """Pieces that hold a layer (all but the directories)."""
+    return {
+        (piece.layer, piece.slice_index): piece
+        for piece in pieces_of(plan)
+        if piece.layer is not None
+    }
+
+
+def missing_pieces(journal: Journal, plan: ShardPlan) -> dict[int, tuple[int, ...]]:
+    """Layer -> slices without a finished piece, in order."""
+    work: dict[int, tuple[int, ...]] = {}
+    for layer in plan.shape.layers:
+        parts = tuple(
+            part.index for part in plan.slices if (layer, part.index) not in journal.entries
+        )
+        if parts:
+            work[layer] = parts
+    return work
+
+
+def missing_bytes(journal: Journal, plan: ShardPlan) -> int:
+    pieces = layer_pieces(plan)
+    return sum(piece.size_bytes for key, piece in pieces.items() if key not in journal.entries)
+
+
+def forget_changed_sources(
+    journal: Journal, checkpoint: Checkpoint, threads: int, reporter: Reporter
+) -> None:
+    """Re-reads the source of finished pieces when a file's size or time is not as recorded."""
+    states = file_states(checkpoint.files)
+    if journal.files == states:
+        return
+    layers = sorted({layer for layer, _ in journal.entries})
+    total = sum(source.size_bytes for layer in layers for source in checkpoint.experts(layer))
+    reporter.start("source files have new dates, reading them again", total)
+    changed: list[PieceKey] = []
+    with (
+        FileTable(file.path for file in checkpoint.files) as files,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        for layer in layers:
+            digests: dict[str, str] = {}
+            experts = checkpoint.experts(layer)
+            for found in pool.map(lambda source: digest_expert(files, source), experts):
+                digests |= found
+            mark = layer_digest(digests)
+            changed += [
+                key
+                for key, entry in journal.entries.items()
+                if key[0] == layer and entry.source != mark
+            ]
+            reporter.advance(sum(source.size_bytes for source in experts))
+    reporter.finish()
+    journal.files = states
+    journal.forget(changed)
+    journal.rewrite()
+
+
+def forget_damaged(
+    journal: Journal, plan: ShardPlan, directory: Path, threads: int, reporter: Reporter
+) -> tuple[str, ...]:
+    """Drops entries whose file is not as it was written; returns their names."""
+    pieces = layer_pieces(plan)
+    entries = list(journal.entries.items())
+    if not entries:
+        return ()
+
+    def problem_of(item: tuple[PieceKey, JournalEntry]) -> str | None:
+        key, entry = item
+        return piece_problem(directory / pieces[key].file, entry.size_bytes, entry.sha256)
+
+    reporter.start("checking finished pieces", sum(entry.size_bytes for _, entry in entries))
+    damaged: list[PieceKey] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for (key, entry), problem in zip(entries, pool.map(problem_of, entries), strict=True):
+            reporter.advance(entry.size_bytes)
+            if problem:
+                damaged.append(key)
+                reporter.note(f"{directory / pieces[key].file} {problem}; it is made again")
+    reporter.finish()
+    journal.forget(damaged)
+    return tuple(pieces[key].file for key in damaged)
+
+
+def piece_problem(path: Path, size_bytes: int, sha256: str) -> str | None:
+    """What is wrong with a piece file, or None."""
+    try:
+        found = path.stat().st_size
+        if found != size_bytes:
+            return f"has {found} bytes, expected {size_bytes}"
+        if file_sha256(path) != sha256:
+            return "does not have the digest that it was written with"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None

@@ -1,0 +1,241 @@
+"""The cache directory on disk: atomic files, the lock, and the journal of finished pieces.
+
+A kill, a full disk or a power loss at any moment leaves either no file or a whole one: every file
+is written under a temporary name, fsynced, renamed, and its directory is fsynced. The journal
+names a piece only after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from duckctl.shards.errors import CacheBusyError, CacheError
+from duckctl.shards.manifest import JOURNAL_NAME, LOCK_NAME, Piece
+
+TEMPORARY_SUFFIX = ".part"
+JOURNAL_VERSION = 1
+HASH_BUFFER_BYTES = 4 << 20
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of ``data`` or nothing is at ``path`` afterwards, even after a power loss."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    fsync_directory(path.parent)
+
+
+def write_if_different(path: Path, data: bytes) -> None:
+    """write_atomically, but leaves an equal file (and its time) alone."""
+    try:
+        if path.read_bytes() == data:
+            return
+    except FileNotFoundError:
+        path.parent.mkdir(exist_ok=True)
+    write_atomically(path, data)
+
+
+def json_bytes(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def remove_temporary_files(directory: Path) -> None:
+    """Leftovers of a killed run; only call while holding the lock."""
+    for path in directory.rglob("*" + TEMPORARY_SUFFIX):
+        path.unlink(missing_ok=True)
+
+
+def free_bytes(directory: Path) -> int:
+    """Bytes that this user may still write where ``directory`` is or will be."""
+    while not directory.exists():
+        directory = directory.parent
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a whole file in hex, read in pieces of 4 MiB."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(HASH_BUFFER_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Holds the cache's lock or names its holder. The kernel frees it when the process ends."""
+    path = directory / LOCK_NAME
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            raise CacheBusyError(
+                f"process {owner or '(unknown)'} is writing to the cache {directory}",
+                "wait until it is done, or stop it; finished pieces are kept",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One finished piece. Squared errors and sums are of gate, up, down against the source."""
+
+    slice_index: int
+    layer: int
+    size_bytes: int
+    sha256: str
+    source: str  # digest of the layer's source tensors
+    squared_error: tuple[float, ...]
+    squared_sum: tuple[float, ...]
+
+
+@dataclass
+class Journal:
+    """Finished pieces of a conversion, one JSON line each after a header line."""
+
+    path: Path
+    plan_key: str
+    files: list[list[object]]  # states of the source files when the journal was begun
+    entries: dict[tuple[int, int], JournalEntry]  # (layer, slice)
+
+    @staticmethod
+    def open(directory: Path, plan_key: str, files: list[list[object]]) -> Journal:
+        """The journal of this key, or a new one; a line cut short by a kill ends it."""
+        path = directory / JOURNAL_NAME
+        found = _read_journal(path, plan_key)
+        if found is not None:
+            return found
+        journal = Journal(path, plan_key, files, {})
+        journal.rewrite()
+        return journal
+
+    def rewrite(self) -> None:
+        """Writes header and entries anew."""
+        header = {"version": JOURNAL_VERSION, "plan_key": self.plan_key, "files": self.files}
+        lines = [json.dumps(header), *map(_journal_line, self.entries.values())]
+        write_atomically(self.path, ("\n".join(lines) + "\n").encode())
+
+    def append(self, entries: list[JournalEntry]) -> None:
+        """Records finished pieces durably; their files must be durable already."""
+        data = "".join(_journal_line(entry) + "\n" for entry in entries)
+        with self.path.open("ab") as file:
+            file.write(data.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.update({(entry.layer, entry.slice_index): entry for entry in entries})
+
+    def forget(self, keys: list[tuple[int, int]]) -> None:
+        """Drops pieces whose file or source is not what it was."""
+        for key in keys:
+            self.entries.pop(key, None)
+        if keys:
+            self.rewrite()
+
+
+def _journal_line(entry: JournalEntry) -> str:
+    return json.dumps(
+        [
+            entry.layer, entry.slice_index, entry.size_bytes, entry.sha256, entry.source,
+            entry.squared_error, entry.squared_sum,
+        ]
+    )  # fmt: skip
+
+
+def _read_journal(path: Path, plan_key: str) -> Journal | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return None
+    try:
+        header = json.loads(lines[0])
+        if header["version"] != JOURNAL_VERSION or header["plan_key"] != plan_key:
+            return None
+        journal = Journal(path, plan_key, header["files"], {})
+    except (ValueError, KeyError, TypeError):
+        return None
+    entries = []
+    torn = lines[-1] != ""  # a whole journal ends with a line feed
+    for line in lines[1:-1]:
+        try:
+            layer, part, size, sha256, source, error, total = json.loads(line)
+        except (ValueError, TypeError):
+            torn = True
+            break
+        entries.append(JournalEntry(part, layer, size, sha256, source, tuple(error), tuple(total)))
+    journal.entries.update({(entry.layer, entry.slice_index): entry for entry in entries})
+    if torn:
+        journal.rewrite()
+    return journal
+
+
+class PieceWriter:
+    """Writes one piece in order, hashing on the way; ``finish`` makes it durable and visible."""
+
+    def __init__(self, directory: Path, piece: Piece) -> None:
+        self.piece = piece
+        self.path = directory / piece.file
+        self.temporary = self.path.with_name(self.path.name + TEMPORARY_SUFFIX)
+        self.digest = hashlib.sha256()
+        self.written = 0
+        self.path.parent.mkdir(exist_ok=True)
+        self.descriptor = os.open(
+            self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
+        )
+
+    def write(self, data: memoryview) -> None:
+        """Appends ``data``; OSError when the disk is full."""
+        self.digest.update(data)
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self.descriptor, data[done:], self.written + done)
+        self.written += len(data)
+
+    def finish(self) -> str:
+        """Syncs and renames; returns the digest in hex. The directory is synced by the caller."""
+        if self.written != self.piece.size_bytes:
+            raise CacheError(
+                f"{self.path}: {self.written} of {self.piece.size_bytes} bytes were written",
+                "this is a fault of duckctl: report it with the command that you ran",
+            )
+        os.fsync(self.descriptor)
+        self.close()
+        self.temporary.rename(self.path)
+        return self.digest.hexdigest()
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def discard(self) -> None:
+        """Gives the space of an unfinished piece back."""
+        self.close()
+        self.temporary.unlink(missing_ok=True)
