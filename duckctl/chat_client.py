@@ -1,0 +1,177 @@
+"""A small client of the OpenAI API that `duckctl serve` offers: streamed chat answers.
+
+    client = ChatClient("http://127.0.0.1:8000")
+    for part in client.stream([{"role": "user", "content": "Is 143 prime?"}]): ...
+
+Failures are DuckErrors in the server's own words, which name the duck where one is at fault.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from duckctl.errors import DuckError, UnreachableError, UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_S_MAX = 60.0
+"""The server sends a sign of life every 15 s; after this long it is gone."""
+LINE_CHARACTERS_MAX = 1_000_000
+
+
+class ServerError(DuckError):
+    """The server refused or failed a request."""
+
+
+@dataclass(frozen=True)
+class ChatPart:
+    """What one event adds to the answer."""
+
+    content: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class ChatEnd:
+    """How the answer ended. ``usage`` and ``measured`` are the server's objects of these names."""
+
+    finish_reason: str
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+Answer = Generator[ChatPart | ChatEnd, None, None]
+
+
+class ChatClient:
+    """One server; close it after use, or use it as a context manager."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        import httpx
+
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                f"{url!r} is no address of a server", "expected e.g. http://127.0.0.1:8000"
+            )
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S),
+            trust_env=not _is_loopback(parts.hostname),  # a proxy can't reach this machine's ports
+        )
+
+    def __enter__(self) -> ChatClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Names of the models that the server has."""
+        import httpx
+
+        try:
+            response = self._http.get("/v1/models")
+            response.raise_for_status()
+            return [str(entry["id"]) for entry in response.json()["data"]]
+        except httpx.HTTPStatusError as error:
+            raise _refusal(error.response) from None
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+        except (ValueError, KeyError, TypeError):
+            raise DuckError(f"what answers at {self.url} is no OpenAI-compatible server") from None
+
+    def stream(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Answer:
+        """Parts of the answer as they come, then one ChatEnd.
+
+        Closing the iterator early cancels the answer at the server.
+        """
+        import httpx
+
+        body = {
+            **fields,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise _refusal(response)
+                yield from _read_events(response.iter_lines())
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        return UnreachableError(
+            f"no server answers at {self.url}: {error or type(error).__name__}",
+            "start one with `duckctl serve`, or give its address with --url",
+        )
+
+
+def _read_events(lines: Iterator[str]) -> Answer:
+    finish_reason = ""
+    usage: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    for line in lines:
+        if not line.startswith("data:"):
+            continue  # blank lines and signs of life
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            yield ChatEnd(finish_reason, usage, measured)
+            return
+        document = _event(data)
+        if "error" in document:
+            raise ServerError(str(document["error"].get("message", "unknown failure")))
+        usage = document.get("usage") or usage
+        measured = document.get("duckctl") or measured
+        for choice in document.get("choices", []):
+            finish_reason = choice.get("finish_reason") or finish_reason
+            delta = choice.get("delta", {})
+            part = ChatPart(delta.get("content") or "", delta.get("reasoning_content") or "")
+            if part.content or part.reasoning:
+                yield part
+    raise ServerError(
+        "the server closed the connection before the answer was complete", "look at its log"
+    )
+
+
+def _event(data: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data) if len(data) <= LINE_CHARACTERS_MAX else None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ServerError(f"the server sent an event that is no JSON object: {data[:80]!r}")
+    return document
+
+
+def _refusal(response: httpx.Response) -> ServerError:
+    try:
+        error = response.json()["error"]
+        message = str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200] or response.reason_phrase
+    hints = {401: "give the key with --api-key-file", 429: "the server is busy: try again later"}
+    return ServerError(
+        f"the server answered {response.status_code}: {message}",
+        hints.get(response.status_code, ""),
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
