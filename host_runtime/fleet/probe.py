@@ -24,7 +24,7 @@ from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig, FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.versions import DuckFacts, facts_of, feature_names
-from host_runtime.transport import Transport, TransportError, TransportOptions
+from host_runtime.transport import Transport, TransportCode, TransportError, TransportOptions
 
 SCHEMA_VERSION = 1
 LOG_REPLIES_MAX = 1024
@@ -77,6 +77,7 @@ def _ask(
         "reachable": False,
         "error": None,
         "stats": None,
+        **dict.fromkeys(_facts_json(facts_of(wire.Info()), transport.build)),
     }
     errors: list[str] = []
 
@@ -89,6 +90,7 @@ def _ask(
     try:
         info, round_trip_ns = transport.hello(index, timeout_ms)
     except TransportError as error:
+        answer["reachable"] = error.code is TransportCode.VERSION  # it did answer
         answer["error"] = error.message
         return answer
     facts = facts_of(info)

@@ -1,0 +1,165 @@
+"""The pure rules of the fleet: version checks, what heartbeats mean, pauses, bounded events."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from host_runtime import wire
+from host_runtime.errors import HostError
+from host_runtime.fleet.config import DuckConfig
+from host_runtime.fleet.keeper import failure_state, watch
+from host_runtime.fleet.loader import LoadReport, PieceBudget
+from host_runtime.fleet.status import EVENTS_KEPT, DuckState, EventLog
+from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_problem
+from host_runtime.transport import DuckLinkStatus, TransportCode, TransportError
+
+DUCK = DuckConfig("d02", "domain1", "10.0.0.2", 7211, 1)
+NEEDS = Needs("ab" * 20, wire.KERNEL_ABI_VERSION, wire.CPU_AVX2 | wire.CPU_F16C, 1000)
+
+
+def good_facts() -> DuckFacts:
+    info = wire.Info(
+        protocol_version=wire.WIRE_VERSION,
+        name=b"d02",
+        cpu_model=b"Intel(R) N100",
+        cpu_features=wire.CPU_AVX2 | wire.CPU_F16C | wire.CPU_FMA,
+        weight_bytes_max=1000,
+        abi_version=wire.KERNEL_ABI_VERSION,
+        platform=wire.Platform.DUCKOS,
+        temperature_mc=41500,
+    )
+    info.build[:] = bytes.fromhex(NEEDS.build)
+    return facts_of(info)
+
+
+def test_a_fitting_duck_has_no_problem() -> None:
+    facts = good_facts()
+    assert (facts.platform, facts.temperature_c) == ("duckos", 41.5)
+    assert find_problem(DUCK, facts, NEEDS) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"protocol_version": 2}, "speaks protocol version 2, this host speaks 1"),
+        ({"name": "d01"}, "10.0.0.2:7211 calls itself 'd01': two ducks are swapped"),
+        ({"build": "cd" * 20}, "is of build cdcdcdcdcdcd, this host is of build abababababab"),
+        ({"abi_version": 7}, "runs kernels of ABI version 7, the kernel file has 1"),
+        ({"cpu_features": wire.CPU_AVX2}, r"its CPU (Intel(R) N100) lacks f16c"),
+        ({"weight_bytes_max": 999}, "has room for 999 bytes of weights, its slice has 1000"),
+    ],
+)
+def test_each_misfit_is_named(change: dict[str, object], problem: str) -> None:
+    facts = replace(good_facts(), **change)  # type: ignore[arg-type] # one field of any type
+    found = find_problem(DUCK, facts, NEEDS)
+    assert found is not None and problem in found
+
+
+def test_facts_without_sensor_or_name_for_a_number() -> None:
+    facts = facts_of(wire.Info(temperature_mc=-(1 << 31), platform=99, name=b"\xff"))
+    assert (facts.temperature_c, facts.platform, facts.name) == (
+        None,
+        "99",
+        "\N{REPLACEMENT CHARACTER}",
+    )
+    assert feature_names(wire.CPU_AVX2 | 1 << 30) == ["avx2", "bit 30"]
+
+
+def link(**values: int) -> DuckLinkStatus:
+    return DuckLinkStatus(**{"attached": 1, "state": wire.State.SERVING, **values})
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "expected"),
+    [
+        (DuckState.SERVING, {}, None),
+        (DuckState.SERVING, {"heard_age_ns": 2_900_000_000}, None),
+        (DuckState.SERVING, {"heard_age_ns": 3_100_000_000}, DuckState.LOST),
+        (DuckState.READY, {"heard_age_ns": 3_100_000_000}, DuckState.LOST),
+        (DuckState.LOADING, {"heard_age_ns": 9_000_000_000}, None),
+        (DuckState.SERVING, {"boot_changed": 1}, DuckState.LOST),
+        (DuckState.SERVING, {"attached": 0}, DuckState.LOST),
+        (DuckState.SERVING, {"state": wire.State.FAULTED}, DuckState.FAULTED),
+        (DuckState.SERVING, {"state": wire.State.READY}, DuckState.LOST),
+        (DuckState.READY, {"state": wire.State.READY}, None),
+        (DuckState.LOST, {"heard_age_ns": 1 << 63}, None),
+    ],
+)
+def test_heartbeats(state: DuckState, values: dict[str, int], expected: DuckState | None) -> None:
+    verdict = watch(state, link(**values), 5.0, 3.0)
+    assert (verdict[0] if verdict else None) == expected
+
+
+def test_a_fresh_session_is_not_judged_by_an_older_heartbeat() -> None:
+    assert watch(DuckState.SERVING, link(state=wire.State.READY), 0.5, 3.0) is None
+
+
+def transport_error(code: TransportCode, status: int = 0) -> TransportError:
+    return TransportError(code, "d02: something", ducks=(1,), status=status)
+
+
+def test_what_a_failed_call_says_of_the_duck() -> None:
+    assert failure_state(transport_error(TransportCode.UNREACHABLE)) is DuckState.LOST
+    assert failure_state(transport_error(TransportCode.DEADLINE)) is DuckState.FAULTED
+    fault = transport_error(TransportCode.FAULT, wire.Status.ERR_KERNEL_FAULT)
+    assert failure_state(fault) is DuckState.FAULTED
+    refused = transport_error(TransportCode.FAULT, wire.Status.ERR_BAD_REQUEST)
+    assert failure_state(refused) is None
+    assert failure_state(transport_error(TransportCode.STATE)) is None
+
+
+def test_events_are_bounded_and_repeats_are_counted() -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1
+        return now[0]
+
+    events = EventLog(clock)
+    for _ in range(10_000):
+        events.add("d01", "does not answer")
+    assert [(e.text, e.repeats) for e in events.recent()] == [("does not answer", 9_999)]
+    for number in range(10_000):
+        events.add("d02", f"event {number}")
+    assert len(events.recent()) == EVENTS_KEPT
+    assert events.recent()[-1].text == "event 9999"
+
+
+def test_budget_bounds_what_is_in_memory() -> None:
+    budget = PieceBudget(100)
+    held, most = [0], [0]
+    guard = threading.Lock()
+
+    def use(size: int) -> None:
+        for _ in range(50):
+            with budget.reserve(size):
+                with guard:
+                    held[0] += size
+                    most[0] = max(most[0], held[0])
+                with guard:
+                    held[0] -= size
+
+    threads = [threading.Thread(target=use, args=(size,)) for size in (30, 40, 50, 60, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] <= 100
+    with budget.reserve(500):  # larger than the budget: goes alone
+        pass
+
+
+def test_a_slow_load_is_told() -> None:
+    fast = LoadReport(1 << 30, 0, 4.0)  # 268 MB/s on 2.5 Gb/s
+    slow = LoadReport(1 << 30, 0, 8.0)
+    assert fast.slow_link(2500) is None
+    assert slow.slow_link(2500) == "loaded with 134 MB/s, its link of 2500 Mb/s allows 312 MB/s"
+    assert slow.slow_link(0) is None  # link unknown
+
+
+def test_errors_carry_what_to_do() -> None:
+    error = HostError("what happened", "do this")
+    assert (str(error), error.message, error.hint) == ("what happened", "what happened", "do this")
