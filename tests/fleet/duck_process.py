@@ -1,4 +1,4 @@
-"""Real duckd processes for tests: started on a free port, killed, started again on the same port."""
+"""Real duckd processes for tests: on a free port, killed, started again on the same port."""
 
 from __future__ import annotations
 
