@@ -36,6 +36,7 @@ class ChatPart:
 
     content: str = ""
     reasoning: str = ""
+    token_ids: tuple[int, ...] = ()  # only when the request has return_token_ids
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,18 @@ class ChatClient:
         except (ValueError, KeyError, TypeError):
             raise DuckError(f"what answers at {self.url} is no OpenAI-compatible server") from None
 
+    def readiness(self) -> dict[str, Any]:
+        """The server's /ready document: whether it serves, and every duck with its counters."""
+        import httpx
+
+        try:
+            document: dict[str, Any] = self._http.get("/ready").json()
+            return document
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+        except ValueError:
+            raise DuckError(f"what answers at {self.url} is no server of duckctl") from None
+
     def stream(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Answer:
         """Parts of the answer as they come, then one ChatEnd.
 
@@ -139,8 +152,12 @@ def _read_events(lines: Iterator[str]) -> Answer:
         for choice in document.get("choices", []):
             finish_reason = choice.get("finish_reason") or finish_reason
             delta = choice.get("delta", {})
-            part = ChatPart(delta.get("content") or "", delta.get("reasoning_content") or "")
-            if part.content or part.reasoning:
+            part = ChatPart(
+                delta.get("content") or "",
+                delta.get("reasoning_content") or "",
+                tuple(choice.get("token_ids") or ()),
+            )
+            if part.content or part.reasoning or part.token_ids:
                 yield part
     raise ServerError(
         "the server closed the connection before the answer was complete", "look at its log"

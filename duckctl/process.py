@@ -5,6 +5,7 @@ Linux only: what a pid is comes from /proc.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
@@ -143,9 +144,12 @@ def read_ready_line(stream: IO[bytes], timeout_s: float) -> str | None:
 
 
 def start_detached(
-    arguments: Sequence[str | os.PathLike[str]], log: Path
+    arguments: Sequence[str | os.PathLike[str]], log: Path, tied: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that outlives duckctl: own session, stderr in ``log``, stdout a pipe."""
+    """Starts a process in its own session: stderr in ``log``, stdout a pipe.
+
+    It outlives duckctl, unless it is ``tied``: then it ends with duckctl, however that ends.
+    """
     with log.open("ab") as log_file:
         return subprocess.Popen(
             arguments,
@@ -154,4 +158,13 @@ def start_detached(
             stderr=log_file,
             start_new_session=True,
             cwd="/",
+            preexec_fn=die_with_parent if tied else None,
         )
+
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: the kernel sends SIGTERM to this process when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

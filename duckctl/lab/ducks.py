@@ -49,8 +49,11 @@ def plan(shape: LabShape) -> tuple[LabDuck, ...]:
     return tuple(ducks)
 
 
-def up(folder: LabFolder, shape: LabShape) -> LabState:
-    """Starts what does not run yet; a second call changes nothing."""
+def up(folder: LabFolder, shape: LabShape, tied: bool = False) -> LabState:
+    """Starts what does not run yet; a second call changes nothing.
+
+    ``tied`` ducks end when this process ends.
+    """
     fresh = plan(shape)
     with folder.locked():
         state = folder.load()
@@ -68,7 +71,7 @@ def up(folder: LabFolder, shape: LabShape) -> LabState:
         missing = [duck for duck in state.ducks if not duck.is_running()]
         if not missing:
             talk(f"all {shape.ducks} ducks run already")
-        state = _start(folder, state, missing)
+        state = _start(folder, state, missing, tied)
         folder.inventory.write_text(lab_inventory(state, folder), encoding="utf-8")
         return state
 
@@ -128,13 +131,15 @@ def _required(folder: LabFolder) -> LabState:
     return state
 
 
-def _start(folder: LabFolder, state: LabState, ducks: Sequence[LabDuck]) -> LabState:
+def _start(
+    folder: LabFolder, state: LabState, ducks: Sequence[LabDuck], tied: bool = False
+) -> LabState:
     """Starts ducks together and waits for their ready lines; all or none of them stay."""
     started: list[tuple[LabDuck, subprocess.Popen[bytes]]] = []
     before = state
     try:
         for duck in ducks:
-            process = _spawn(folder, state.shape, duck)
+            process = _spawn(folder, state.shape, duck, tied)
             started.append((duck, process))
             identity = identify(process.pid)
             if identity is None:
@@ -165,7 +170,9 @@ def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[by
         folder.forget()
 
 
-def _spawn(folder: LabFolder, shape: LabShape, duck: LabDuck) -> subprocess.Popen[bytes]:
+def _spawn(
+    folder: LabFolder, shape: LabShape, duck: LabDuck, tied: bool
+) -> subprocess.Popen[bytes]:
     arguments = [
         str(native_path("duckd")),
         *("--name", duck.name),
@@ -177,7 +184,7 @@ def _spawn(folder: LabFolder, shape: LabShape, duck: LabDuck) -> subprocess.Pope
     log = folder.log(duck.name)
     detail(f"starting {' '.join(arguments)}")
     try:
-        return start_detached(arguments, log)
+        return start_detached(arguments, log, tied)
     except OSError as error:
         raise LabError(f"{duck.name}: cannot start {arguments[0]}: {error.strerror}") from error
 

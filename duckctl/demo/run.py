@@ -1,0 +1,207 @@
+"""Runs the demo: ducks, weights, server, prompts; and ends all of it, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from duckctl.chat_client import ChatClient
+from duckctl.console import talk
+from duckctl.demo.prompts import PROMPTS, Answer, ask, check
+from duckctl.errors import DuckError
+from duckctl.lab import ducks as lab
+from duckctl.lab.state import LabFolder, LabShape
+from duckctl.model_dir import resolve_model_dir
+from duckctl.process import command_line, die_with_parent, read_ready_line, tail, wait_until
+
+MODEL = "ducklet"
+SERVER_READY_TIMEOUT_S = 90.0
+SERVER_END_TIMEOUT_S = 15.0
+GONE_TIMEOUT_S = 5.0
+
+
+class DemoError(DuckError):
+    """A step of the demo failed."""
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Both answers, the ducks as the server saw them, and the seconds of each step."""
+
+    answers: tuple[Answer, ...]
+    ducks: tuple[dict[str, Any], ...]
+    seconds: dict[str, float]
+
+
+def _duckctl(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", "duckctl", *arguments]
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: with everything shut down."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Shutting down takes bounded time; a further Ctrl-C must not cut it short."""
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_demo(ducks: int, weight_format: str, show: Callable[[str, bool], None]) -> DemoResult:
+    """The whole chain with ``ducks`` process ducks; every process has ended when this returns."""
+    seconds: dict[str, float] = {}
+    with _signals_interrupt(), tempfile.TemporaryDirectory(prefix="duckctl-demo-") as name:
+        root = Path(name)
+        folder = LabFolder(root / "lab")
+        try:
+            with _timed(seconds, "lab"):
+                talk(f"[1/4] starting {ducks} ducks")
+                lab.up(folder, LabShape(ducks, 1, 1, 1500, "block"), tied=True)
+            with _timed(seconds, "shard"):
+                talk(f"[2/4] converting {MODEL}'s experts for them")
+                _shard(root, folder, weight_format)
+            with _timed(seconds, "answers"):
+                answers, states = _serve_and_ask(root, folder, weight_format, seconds, show)
+        finally:
+            with _undisturbed(), _timed(seconds, "shutdown"):
+                lab.down(folder)
+                _require_gone(root)
+        talk("everything is shut down again")
+    return DemoResult(tuple(answers), tuple(states), seconds)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[step] = round(time.monotonic() - started, 3)
+
+
+def _shard(root: Path, folder: LabFolder, weight_format: str) -> None:
+    arguments = [
+        *("shard-weights", MODEL, "--inventory", str(folder.inventory)),
+        *("--cache-dir", str(root / "cache"), "--format", weight_format),
+    ]
+    with (root / "shard.log").open("wb") as log:
+        process = subprocess.Popen(
+            _duckctl(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            code = process.wait()
+        finally:
+            _end(process)
+    if code != 0:
+        raise DemoError(f"shard-weights failed:\n{tail(root / 'shard.log')}")
+
+
+def _serve_and_ask(
+    root: Path,
+    folder: LabFolder,
+    weight_format: str,
+    seconds: dict[str, float],
+    show: Callable[[str, bool], None],
+) -> tuple[list[Answer], list[dict[str, Any]]]:
+    talk("[3/4] starting the server")
+    arguments = [
+        *("--quiet", "serve", MODEL, "--inventory", str(folder.inventory), "--port", "0"),
+        *("--cache-dir", str(root / "cache"), "--format", weight_format),
+        *("--log-level", "warning"),
+    ]
+    model_dir = resolve_model_dir(MODEL)
+    with (root / "serve.log").open("wb") as log:
+        server = subprocess.Popen(
+            _duckctl(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        with _timed(seconds, "server start"):
+            url = _await_server(server, root / "serve.log")
+        talk("[4/4] asking through the API")
+        answers = []
+        with ChatClient(url) as client:
+            for prompt in PROMPTS:
+                answer = ask(client, MODEL, prompt, show)
+                check(prompt, answer, model_dir)
+                answers.append(answer)
+            states: list[dict[str, Any]] = client.readiness()["ducks"]
+        return answers, states
+    finally:
+        with _undisturbed():
+            _end(server)
+
+
+def _await_server(server: subprocess.Popen[bytes], log: Path) -> str:
+    assert server.stdout is not None
+    line = read_ready_line(server.stdout, SERVER_READY_TIMEOUT_S)
+    if line is None or not line.startswith("ready http://"):
+        if server.poll() is None and line is None:
+            what = f"did not become ready within {SERVER_READY_TIMEOUT_S:.0f} s"
+        else:
+            what = f"failed{'' if line is None else f' (it printed {line!r})'}"
+        raise DemoError(f"the server {what}:\n{tail(log)}")
+    return line.removeprefix("ready ")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL to its whole group if that is not enough."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(SERVER_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _processes_of(root: Path) -> list[int]:
+    """Processes with a path below ``root`` among their arguments: all that the demo starts."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and any(str(root) in a for a in command_line(int(entry.name))):
+            found.append(int(entry.name))
+    return found
+
+
+def _require_gone(root: Path) -> None:
+    if not wait_until(lambda: not _processes_of(root), GONE_TIMEOUT_S):
+        pids = ", ".join(map(str, _processes_of(root)))
+        raise DemoError(f"processes of the demo are still there: {pids}")
