@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from host_runtime.config import ModelConfig
 from host_runtime.engine import Engine
 from host_runtime.experts.base import Experts
 from host_runtime.models import load_model
 from host_runtime.server.errors import StartupError
-from host_runtime.server.progress import step
+from host_runtime.server.progress import say, step
 from host_runtime.server.run_config import RunConfig, remote_files
 from host_runtime.server.service import Service
 from host_runtime.server.tokens import ChatTokenizer
+
+if TYPE_CHECKING:
+    from host_runtime.fleet.cache import CacheConfig
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ def start_machinery(config: RunConfig) -> Machinery:
         torch.set_num_threads(config.threads)
     with step(f"loading {config.model_name} from {config.model_dir}"):
         loaded = load_model(config.model_dir, routed_experts=config.experts)
-    experts = loaded.local_experts or start_remote_experts(config)
+    experts = loaded.local_experts or start_remote_experts(config, loaded.model.config)
     try:
         engine = Engine(
             loaded.model,
@@ -52,28 +59,51 @@ def start_machinery(config: RunConfig) -> Machinery:
     return Machinery(engine, experts)
 
 
-def start_remote_experts(config: RunConfig) -> Experts:
+def start_remote_experts(config: RunConfig, model: ModelConfig) -> Experts:
     """Connect to every duck, load kernel and shards where they aren't there yet."""
     # A run with local experts needs neither the transport nor the fleet.
+    from host_runtime import wire
     from host_runtime.experts.remote import RemoteExperts, RemoteOptions
+    from host_runtime.fleet.cache import load_cache
     from host_runtime.fleet.config import load_fleet
+    from host_runtime.transport import Faults
 
     files = remote_files(config)
     fleet = load_fleet(files.fleet)
+    _check_cache(load_cache(files.cache), config.model_dir, model)
     options = RemoteOptions(
-        activation_dtype=config.activation_dtype,
-        result_dtype=config.result_dtype,
+        activation_dtype=wire.Dtype[config.activation_dtype.upper()],
+        result_dtype=wire.Dtype[config.result_dtype.upper()],
         call_deadline_ms=config.call_deadline_ms,
-        faults=config.faults,
+        faults=Faults(**config.faults.model_dump()) if config.faults else None,
     )
-    experts = RemoteExperts(fleet, files.cache, files.kernel, files.library, options)
-    with step(f"connecting {len(fleet.ducks)} ducks of {fleet.name} and loading their shards"):
-        try:
-            experts.start()
-        except BaseException:
-            experts.close()
-            raise
+    with step(f"connecting the {len(fleet.ducks)} ducks of {fleet.name} and loading their shards"):
+        experts = RemoteExperts(fleet, files.cache, files.kernel, files.library, options)
+        experts.start(_say_bytes)
     return experts
+
+
+def _check_cache(cache: CacheConfig, model_dir: Path, model: ModelConfig) -> None:
+    """Weights of another model would give fluent nonsense: refuse them by name."""
+    path = model_dir / "config.json"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    fits = (
+        cache.config_sha256 == digest
+        and cache.hidden_size == model.hidden_size
+        and cache.moe_intermediate_size == model.moe_intermediate_size
+        and cache.expert_count == model.n_routed_experts
+        and cache.layers == model.moe_layers
+    )
+    if not fits:
+        raise StartupError(
+            f"{cache.path} holds the experts of another model or revision ({cache.model_name}), "
+            f"not those of {path}",
+            f"run: duckctl shard-weights {model_dir}",
+        )
+
+
+def _say_bytes(done: int, total: int) -> None:
+    say(f"  {done / 2**20:.0f} of {total / 2**20:.0f} MiB loaded")
 
 
 def build_service(config: RunConfig, machinery: Machinery, tokenizer: ChatTokenizer) -> Service:
