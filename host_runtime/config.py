@@ -1,6 +1,6 @@
 """Model configuration: config.json of a DeepSeek-V3.2 checkpoint, checked key by key.
 
-    config = load_config(Path("model"))                        # ConfigError names file, key, value
+    config = load_config(Path("model"))                # FileFormatError names file, key and value
     generation = load_generation_config(Path("model"), config)
 
 Whatever would change the arithmetic and is not implemented is refused here, by name, so that no
@@ -9,13 +9,12 @@ checkpoint is ever run with a silently different formula.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_runtime.errors import ConfigError
+from host_runtime.jsonfile import JsonObject, describe, read_json_object
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -106,270 +105,207 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Defaults of the checkpoint's author; a request may override each but the EOS list."""
+    """Defaults of the checkpoint's author; a request may override each but the EOS list.
+
+    temperature 0 is greedy; top_p 1 and top_k 0 switch these filters off.
+    """
 
     eos_token_ids: tuple[int, ...]
     temperature: float
     top_p: float
+    top_k: int
 
 
 # Keys that must have one value, because another one would ask for arithmetic that is not here.
 _FIXED: dict[str, Any] = {
     "model_type": "deepseek_v32",
+    "hidden_act": "silu",
+}
+# The same, but absent means this value: some writers of config.json leave them out.
+_FIXED_IF_PRESENT: dict[str, Any] = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
-    "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "moe_layer_freq": 1,
     "tie_word_embeddings": False,
 }
-# Absent means the fixed value: transformers' own config class leaves these out.
-_FIXED_OPTIONAL = {
-    "topk_method", "scoring_func", "attention_bias", "mlp_bias", "moe_layer_freq",
-    "tie_word_embeddings",
-}  # fmt: skip
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
     "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
     "v_head_dim", "index_n_heads", "index_head_dim", "index_topk", "n_routed_experts",
     "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "max_position_embeddings",
 )  # fmt: skip
-_OTHER_READ = {
-    "first_k_dense_replace", "num_nextn_predict_layers", "norm_topk_prob", "routed_scaling_factor",
-    "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "eos_token_id", "bos_token_id",
-    "quantization_config", "num_key_value_heads", "architectures",
-}  # fmt: skip
 # Keys that training or other runtimes use and that change nothing in a forward pass here.
-_NO_EFFECT = {
-    "attention_dropout", "ep_size", "initializer_range", "pad_token_id", "torch_dtype", "dtype",
-    "transformers_version", "use_cache", "auto_map", "aux_loss_alpha", "seq_aux", "pretraining_tp",
-    "output_router_logits", "head_dim", "qk_head_dim", "name_or_path", "return_dict",
-    "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "is_encoder_decoder",
-    "problem_type", "id2label", "label2id", "rope_interleave",
-}  # fmt: skip
-
-
-class _Reader:
-    """One JSON object with typed access; every error names the file and the key."""
-
-    def __init__(self, path: Path, raw: dict[str, Any], where: str = "") -> None:
-        self.path, self.raw, self.where = path, raw, where
-
-    def error(self, key: str, problem: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"{self.path}: {self.where}{key}: {problem}", hint)
-
-    def get(self, key: str) -> Any:
-        if key not in self.raw:
-            raise self.error(key, "missing", "a DeepSeek-V3.2 config.json has this key")
-        return self.raw[key]
-
-    def size(self, key: str, least: int = 1) -> int:
-        value = self.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.error(key, f"expected a whole number >= {least}, got {value!r}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, f"expected a number, got {value!r}")
-        if not (math.isfinite(value) and value > 0):
-            raise self.error(key, f"expected a finite number > 0, got {value!r}")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if not isinstance(value, bool):
-            raise self.error(key, f"expected true or false, got {value!r}")
-        return value
+_NO_EFFECT = (
+    "architectures", "attention_dropout", "ep_size", "initializer_range", "pad_token_id", "dtype",
+    "torch_dtype", "transformers_version", "use_cache", "auto_map", "aux_loss_alpha", "seq_aux",
+    "pretraining_tp", "output_router_logits", "head_dim", "qk_head_dim", "_name_or_path",
+    "return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
+    "is_encoder_decoder", "problem_type", "id2label", "label2id", "rope_interleave",
+)  # fmt: skip
+_GENERATION_NO_EFFECT = (
+    "_from_model_config", "bos_token_id", "pad_token_id", "transformers_version", "use_cache",
+    "max_length", "max_new_tokens",
+)  # fmt: skip
+_SIZE_MAX = 1 << 31
 
 
 def load_config(model_dir: Path) -> ModelConfig:
-    """Read and check model_dir/config.json. Raises ConfigError."""
-    path = model_dir / CONFIG_FILE
-    reader = _Reader(path, _read_object(path))
-    _refuse_unsupported(reader)
+    """Read and check model_dir/config.json. Raises FileFormatError."""
+    raw = read_json_object(model_dir / CONFIG_FILE, "model configuration")
+    for key, only in {**_FIXED, **_FIXED_IF_PRESENT}.items():
+        if key in _FIXED or raw.has(key):
+            _require_value(raw, key, (only,))
+    _skip(raw, _NO_EFFECT)
+    theta, yarn = _rope(raw)
     config = ModelConfig(
-        **{key: reader.size(key) for key in _SIZES},
-        first_k_dense_replace=reader.size("first_k_dense_replace", least=0),
-        num_nextn_predict_layers=_mtp_layers(reader),
-        norm_topk_prob=reader.flag("norm_topk_prob"),
-        routed_scaling_factor=reader.number("routed_scaling_factor"),
-        rms_norm_eps=reader.number("rms_norm_eps"),
-        rope_theta=_rope_theta(reader),
-        yarn=_yarn(reader),
-        eos_token_ids=_token_ids(reader, "eos_token_id"),
-        bos_token_id=next(iter(_token_ids(reader, "bos_token_id")), None),
-        fp8=_is_fp8(reader),
+        **{key: raw.integer(key, 1, _SIZE_MAX) for key in _SIZES},
+        first_k_dense_replace=raw.integer("first_k_dense_replace", 0, _SIZE_MAX),
+        num_nextn_predict_layers=_optional_integer(raw, "num_nextn_predict_layers", 0, 1),
+        norm_topk_prob=_flag(raw, "norm_topk_prob"),
+        routed_scaling_factor=_number(raw, "routed_scaling_factor"),
+        rms_norm_eps=_number(raw, "rms_norm_eps"),
+        rope_theta=theta,
+        yarn=yarn,
+        eos_token_ids=_token_ids(raw, "eos_token_id"),
+        bos_token_id=next(iter(_token_ids(raw, "bos_token_id")), None),
+        fp8=_is_fp8(raw),
     )
-    _check_shapes(reader, config)
+    if raw.has("num_key_value_heads"):
+        _require_value(raw, "num_key_value_heads", (config.num_attention_heads,))
+    raw.finish()
+    _check_shapes(raw, config)
     return config
 
 
 def load_generation_config(model_dir: Path, config: ModelConfig) -> GenerationConfig:
-    """Read generation_config.json; where it is silent or absent, config.json and greedy apply."""
+    """Read generation_config.json; without that file EOS is config.json's and decoding greedy."""
     path = model_dir / GENERATION_FILE
-    reader = _Reader(path, _read_object(path) if path.exists() else {})
-    sampled = "do_sample" not in reader.raw or reader.flag("do_sample")
-    eos = _token_ids(reader, "eos_token_id") or config.eos_token_ids
+    if not path.exists():
+        return GenerationConfig(config.eos_token_ids, temperature=0.0, top_p=1.0, top_k=0)
+    raw = read_json_object(path, "generation configuration")
+    _skip(raw, _GENERATION_NO_EFFECT)
+    eos = _token_ids(raw, "eos_token_id") or config.eos_token_ids
     for token in eos:
         if token >= config.vocab_size:
-            raise reader.error("eos_token_id", f"{token} is outside 0..{config.vocab_size - 1}")
-    temperature = reader.raw.get("temperature", 1.0)
-    top_p = reader.number("top_p") if "top_p" in reader.raw else 1.0
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        raise reader.error("temperature", f"expected a number, got {temperature!r}")
-    if temperature < 0 or top_p > 1:
-        raise reader.error("temperature, top_p", f"out of range: {temperature!r}, {top_p!r}")
-    return GenerationConfig(
-        eos_token_ids=eos,
-        temperature=float(temperature) if sampled and path.exists() else 0.0,
-        top_p=top_p,
-    )
+            raise raw.fail("eos_token_id", f"{token} is outside 0..{config.vocab_size - 1}")
+    sampled = _flag(raw, "do_sample") if raw.has("do_sample") else raw.has("temperature")
+    temperature = _number(raw, "temperature") if raw.has("temperature") else 1.0
+    top_p = _number(raw, "top_p") if raw.has("top_p") else 1.0
+    if top_p > 1:
+        raise raw.fail("top_p", f"{top_p} is above 1")
+    top_k = _optional_integer(raw, "top_k", 0, _SIZE_MAX)
+    raw.finish()
+    return GenerationConfig(eos, temperature if sampled else 0.0, top_p, top_k)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file", "give the directory of a Hugging Face checkpoint"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(raw).__name__}")
-    return raw
+def _require_value(raw: JsonObject, key: str, allowed: tuple[Any, ...]) -> None:
+    value = raw.take(key)
+    # 1 == True in Python, so the types are compared too
+    if not any(value == one and type(value) is type(one) for one in allowed):
+        names = " or ".join(describe(one) for one in allowed)
+        raise raw.fail(key, f"{describe(value)} is not supported, only {names} is")
 
 
-def _refuse_unsupported(reader: _Reader) -> None:
-    for key, only in _FIXED.items():
-        if key in _FIXED_OPTIONAL and key not in reader.raw:
-            continue
-        value = reader.get(key)
-        if value != only:
-            raise reader.error(key, f"{value!r} is not supported, only {only!r} is")
-    known = {*_FIXED, *_SIZES, *_OTHER_READ, *_NO_EFFECT}
-    unknown = [key for key in reader.raw if key not in known and not key.startswith("_")]
-    if unknown:
-        raise reader.error(
-            ", ".join(sorted(unknown)),
-            "unknown key",
-            "remove it if it has no effect on inference; otherwise this model is not supported",
-        )
-    heads, kv_heads = reader.size("num_attention_heads"), reader.raw.get("num_key_value_heads")
-    if kv_heads is not None and kv_heads != heads:
-        raise reader.error(
-            "num_key_value_heads", f"{kv_heads!r} is not num_attention_heads {heads}"
-        )
+def _skip(raw: JsonObject, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if raw.has(key):
+            raw.take(key)
 
 
-def _mtp_layers(reader: _Reader) -> int:
-    if "num_nextn_predict_layers" not in reader.raw:
-        return 0
-    layers = reader.size("num_nextn_predict_layers", least=0)
-    if layers > 1:
-        raise reader.error("num_nextn_predict_layers", f"{layers} is not supported, 0 and 1 are")
-    return layers
+def _number(raw: JsonObject, key: str) -> float:
+    value = raw.take(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise raw.fail(key, f"expected a number above 0, found {describe(value)}")
+    return float(value)
 
 
-def _rope_theta(reader: _Reader) -> float:
-    if isinstance(reader.raw.get("rope_parameters"), dict):
-        nested = _Reader(reader.path, reader.raw["rope_parameters"], "rope_parameters.")
-        if "rope_theta" in nested.raw:
-            return nested.number("rope_theta")
-    return reader.number("rope_theta")
+def _flag(raw: JsonObject, key: str) -> bool:
+    value = raw.take(key)
+    if not isinstance(value, bool):
+        raise raw.fail(key, f"expected true or false, found {describe(value)}")
+    return value
 
 
-def _yarn(reader: _Reader) -> YarnConfig | None:
-    name = "rope_parameters" if reader.raw.get("rope_parameters") else "rope_scaling"
-    raw = reader.raw.get(name)
-    if raw is None:
-        return None
-    if not isinstance(raw, dict):
-        raise reader.error(name, f"expected an object or null, got {raw!r}")
-    rope = _Reader(reader.path, raw, f"{name}.")
-    kinds = {key: raw[key] for key in ("type", "rope_type") if key in raw}
-    if set(kinds.values()) == {"default"}:
-        return None
-    if set(kinds.values()) != {"yarn"}:
-        raise rope.error("type", f"{kinds or 'absent'} is not supported, only 'yarn' is")
-    numbers = (
-        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
-        "mscale_all_dim",
-    )  # fmt: skip
-    unknown = set(raw) - {*numbers, "type", "rope_type", "rope_theta"}
-    if unknown:
-        raise rope.error(", ".join(sorted(unknown)), "unknown key: it would change the rotation")
-    return YarnConfig(
-        factor=rope.number("factor"),
-        original_positions=rope.size("original_max_position_embeddings"),
-        beta_fast=rope.number("beta_fast"),
-        beta_slow=rope.number("beta_slow"),
-        mscale=rope.number("mscale"),
-        mscale_all_dim=rope.number("mscale_all_dim"),
-    )
+def _optional_integer(raw: JsonObject, key: str, low: int, high: int) -> int:
+    return raw.integer(key, low, high) if raw.has(key) else 0
 
 
-def _token_ids(reader: _Reader, key: str) -> tuple[int, ...]:
-    value = reader.raw.get(key)
+def _token_ids(raw: JsonObject, key: str) -> tuple[int, ...]:
+    value = raw.take(key) if raw.has(key) else None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise reader.error(key, f"expected token ids, got {value!r}")
+            raise raw.fail(key, f"expected token ids, found {describe(value)}")
     return tuple(ids)
 
 
-def _is_fp8(reader: _Reader) -> bool:
-    raw = reader.raw.get("quantization_config")
-    if raw is None:
+def _rope(raw: JsonObject) -> tuple[float, YarnConfig | None]:
+    """rope_theta and YaRN from rope_scaling, or both from the newer rope_parameters."""
+    name = "rope_parameters" if raw.has("rope_parameters") else "rope_scaling"
+    rope = JsonObject({}, raw.where)
+    if raw.has(name):
+        value = raw.take(name)
+        if value is not None:
+            rope = JsonObject(value, f"{raw.where}: {name}")
+    theta = _number(rope if rope.has("rope_theta") else raw, "rope_theta")
+    kinds = [key for key in ("type", "rope_type") if rope.has(key)]
+    if not kinds:
+        rope.finish()
+        return theta, None
+    if all(rope.take(key) == "default" for key in kinds):
+        rope.finish()
+        return theta, None
+    for key in kinds:
+        _require_value(rope, key, ("yarn",))
+    yarn = YarnConfig(
+        factor=_number(rope, "factor"),
+        original_positions=rope.integer("original_max_position_embeddings", 1, _SIZE_MAX),
+        beta_fast=_number(rope, "beta_fast"),
+        beta_slow=_number(rope, "beta_slow"),
+        mscale=_number(rope, "mscale"),
+        mscale_all_dim=_number(rope, "mscale_all_dim"),
+    )
+    rope.finish()  # another key would change the rotation
+    return theta, yarn
+
+
+def _is_fp8(raw: JsonObject) -> bool:
+    if not raw.has("quantization_config"):
         return False
-    if not isinstance(raw, dict):
-        raise reader.error("quantization_config", f"expected an object or null, got {raw!r}")
-    quantization = _Reader(reader.path, raw, "quantization_config.")
-    expected: dict[str, tuple[Any, ...]] = {
-        "quant_method": ("fp8",),
-        "fmt": ("e4m3",),
-        "weight_block_size": ([FP8_BLOCK, FP8_BLOCK],),
-        "activation_scheme": ("dynamic",),
-        "scale_fmt": ("ue8m0", "float", None),
-    }
-    for key, allowed in expected.items():
-        value = raw.get(key) if key in ("scale_fmt", "fmt") else quantization.get(key)
-        if value not in allowed and not (key == "fmt" and value is None):
-            raise quantization.error(key, f"{value!r} is not supported, only {allowed[0]!r} is")
-    unknown = set(raw) - {*expected, "modules_to_not_convert", "ignored_layers"}
-    if unknown:
-        raise quantization.error(", ".join(sorted(unknown)), "unknown key")
+    value = raw.take("quantization_config")
+    if value is None:
+        return False
+    quantization = JsonObject(value, f"{raw.where}: quantization_config")
+    _require_value(quantization, "quant_method", ("fp8",))
+    _require_value(quantization, "weight_block_size", ([FP8_BLOCK, FP8_BLOCK],))
+    if quantization.has("fmt"):
+        _require_value(quantization, "fmt", ("e4m3",))
+    # how other runtimes quantise activations; here they stay float32
+    _skip(quantization, ("activation_scheme", "scale_fmt", "modules_to_not_convert"))
+    quantization.finish()
     return True
 
 
-def _check_shapes(reader: _Reader, config: ModelConfig) -> None:
+def _check_shapes(raw: JsonObject, config: ModelConfig) -> None:
     def require(holds: bool, key: str, problem: str) -> None:
         if not holds:
-            raise reader.error(key, problem)
+            raise raw.fail(key, problem)
 
     index, rope = config.index_head_dim, config.qk_rope_head_dim
-    group_size = config.n_routed_experts // config.n_group
+    experts, groups = config.n_routed_experts, config.n_group
+    group_size = experts // groups
     require(index & (index - 1) == 0, "index_head_dim", f"{index} is not a power of two (Hadamard)")
     require(rope % 2 == 0, "qk_rope_head_dim", f"{rope} is odd")
     require(rope <= index, "qk_rope_head_dim", f"{rope} is larger than index_head_dim {index}")
-    require(
-        config.n_routed_experts % config.n_group == 0 and group_size >= 2,
-        "n_group",
-        f"{config.n_routed_experts} experts do not make {config.n_group} groups of two or more",
-    )
-    require(config.topk_group <= config.n_group, "topk_group", "larger than n_group")
-    require(
-        config.num_experts_per_tok <= config.topk_group * group_size,
-        "num_experts_per_tok",
-        f"{config.num_experts_per_tok} is more than the chosen groups hold",
-    )
-    require(
-        config.first_k_dense_replace <= config.num_hidden_layers,
-        "first_k_dense_replace",
-        "larger than num_hidden_layers",
-    )
+    even = experts % groups == 0 and group_size >= 2
+    require(even, "n_group", f"{experts} experts do not make {groups} groups of two or more")
+    require(config.topk_group <= groups, "topk_group", f"more than n_group {groups}")
+    fits = config.num_experts_per_tok <= config.topk_group * group_size
+    require(fits, "num_experts_per_tok", "more than the chosen groups hold")
+    dense = config.first_k_dense_replace <= config.num_hidden_layers
+    require(dense, "first_k_dense_replace", "more than num_hidden_layers")
     for token in config.eos_token_ids:
         require(token < config.vocab_size, "eos_token_id", f"{token} is outside the vocabulary")

@@ -16,10 +16,6 @@ class FileFormatError(HostError):
     """A file given to the host runtime is missing, malformed or says something impossible."""
 
 
-class ConfigError(HostError):
-    """The model's configuration is missing, malformed or asks for something unsupported."""
-
-
 class WeightsError(HostError):
     """A tensor or a file of the checkpoint is missing, damaged or not what the model expects."""
 

@@ -145,6 +145,7 @@ class Engine:
         sequence = self._schedule()
         if sequence is None:
             return False
+        sequence.start()
         try:
             inputs, hidden = self._run(sequence)
             choices = self._post_process(sequence, inputs, hidden)
@@ -168,9 +169,7 @@ class Engine:
                     queue.remove(sequence)
                     sequence.finish("cancelled")
             while self._waiting and len(self._active) < self.max_active:
-                admitted = self._waiting.popleft()
-                admitted.start(self.model.new_cache(admitted.capacity))
-                self._active.append(admitted)
+                self._active.append(self._waiting.popleft())
             if not self._active:
                 return None
             self._active.rotate(-1)
@@ -178,7 +177,8 @@ class Engine:
 
     def _run(self, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [n] of this step and their hidden states [n, D]."""
-        assert sequence.cache is not None
+        if sequence.cache is None:
+            sequence.cache = self.model.new_cache(sequence.capacity)
         inputs = sequence.next_inputs(self.prefill_chunk, self.model.device)  # [n]
         return inputs, self.model.forward(inputs, sequence.cache, self.experts)
 
@@ -233,16 +233,19 @@ class Engine:
         sequence.draft = int(logits.argmax())
 
     def _loop(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._waiting or self._active)
-                if self._stopping:
-                    break
-            self.step()
-        self._finish_all()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or self._waiting or self._active)
+                    if self._stopping:
+                        return
+                self.step()
+        finally:
+            self._finish_all()  # whatever ended the thread, nobody waits for events forever
 
     def _finish_all(self) -> None:
         with self._changed:
+            self._stopping = True
             for sequence in (*self._active, *self._waiting):
                 sequence.finish("error", "the engine was stopped")
             self._active.clear()

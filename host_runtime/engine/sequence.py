@@ -54,9 +54,10 @@ class Sequence:
         """Positions that the caches may ever hold: a step at max_tokens - 1 may verify one more."""
         return len(self.prompt) + self.params.max_tokens
 
-    def start(self, cache: SequenceCache) -> None:
-        self.cache = cache
-        self._started_s = self._clock()
+    def start(self) -> None:
+        """Note the time of the first step."""
+        if self._started_s is None:
+            self._started_s = self._clock()
 
     def next_inputs(self, chunk: int, device: torch.device) -> torch.Tensor:
         """Tokens of the next step, int64 [n]: a prompt chunk, or the last token and the draft."""

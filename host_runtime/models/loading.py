@@ -34,8 +34,8 @@ def load_model(
 ) -> LoadedModel:
     """Load and check a DeepSeek-V3.2 checkpoint; every tensor must find its place.
 
-    Weights are float32 in memory (4 bytes per parameter of the host's part). Raises ConfigError and
-    WeightsError, which name the file and the key or tensor.
+    Weights are float32 in memory (4 bytes per parameter of the host's part). Raises FileFormatError
+    and WeightsError, which name the file and the key or tensor.
     """
     config = load_config(model_dir)
     generation = load_generation_config(model_dir, config)
