@@ -51,7 +51,8 @@ GLOBAL_FLAGS = frozenset({"--debug", "--no-color", "--verbose", "--quiet"})
 DEBUG_HINT = "run again with --debug for the traceback"
 
 
-def _is_installed(entry: CommandEntry) -> bool:
+def is_installed(entry: CommandEntry) -> bool:
+    """True if the command's module is part of this installation."""
     return importlib.util.find_spec(f"duckctl.commands.{entry.module}") is not None
 
 
@@ -74,11 +75,11 @@ class LazyGroup(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [entry.name for entry in COMMANDS if _is_installed(entry)]
+        return [entry.name for entry in COMMANDS if is_installed(entry)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for entry in COMMANDS:
-            if entry.name == cmd_name and _is_installed(entry):
+            if entry.name == cmd_name and is_installed(entry):
                 return _load(entry)
         return None
 
@@ -92,7 +93,7 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(c.name, c.summary) for c in COMMANDS if _is_installed(c)])
+            formatter.write_dl([(c.name, c.summary) for c in COMMANDS if is_installed(c)])
 
 
 @dataclass

@@ -25,7 +25,13 @@ NAMES = typer.Argument(None, metavar="[NAME]...", help="Caches (or a unique begi
 
 @app.command("ls")
 def list_command(cache_dir: Path | None = CACHE_DIR, as_json: bool = AS_JSON) -> None:
-    """List the caches with size and state."""
+    """List the caches with size and state.
+
+    \b
+    Examples:
+      duckctl cache ls
+      duckctl cache ls --json
+    """
     from duckctl.console import human_bytes, print_json, print_table, talk
 
     root = _root(cache_dir)
@@ -57,7 +63,13 @@ def verify_command(
     threads: int | None = typer.Option(None, "--threads", min=1, max=1024, help="[default: all]"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Re-read every piece and compare it with its digest; damaged files are named."""
+    """Re-read every piece and compare it with its digest; damaged files are named.
+
+    \b
+    Examples:
+      duckctl cache verify
+      duckctl cache verify ducklet-fp9-4-48940fa735df07c44ae0
+    """
     from duckctl.shards.catalogue import verify_cache
     from duckctl.shards.errors import CacheError
     from duckctl.shards.progress import TerminalReporter
@@ -93,6 +105,11 @@ def prune_command(
     """Remove incomplete, outdated and damaged caches, or the named ones.
 
     A cache that a conversion is writing to is never removed.
+
+    \b
+    Examples:
+      duckctl cache prune --dry-run
+      duckctl cache prune --max-size 500G
     """
     from duckctl.console import human_bytes, print_json, talk
     from duckctl.shards.catalogue import prune_candidates, remove_cache

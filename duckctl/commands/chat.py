@@ -43,7 +43,13 @@ def chat(
     seed: int | None = typer.Option(None, "--seed", help="Repeatable sampling."),
     api_key_file: Path | None = typer.Option(None, "--api-key-file", help="Key of the server."),
 ) -> None:
-    """Talk to a served model in the terminal."""
+    """Talk to a served model in the terminal.
+
+    \b
+    Examples:
+      duckctl chat
+      duckctl chat "Is 143 prime?" --url http://127.0.0.1:8000
+    """
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     with ChatClient(url, _read_key(api_key_file)) as client:
