@@ -1,0 +1,193 @@
+"""A duck that dies is named within the deadline, and serves again by itself after its return."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from duck_process import Duck, running_ducks, wait_until
+from random_experts import RandomExperts, random_call
+
+from duckctl.native import native_path
+from host_runtime.experts.base import ExpertsUnavailableError
+from host_runtime.experts.remote import RemoteExperts, RemoteOptions
+from host_runtime.fleet.status import EVENTS_KEPT
+
+SEED = 31
+EXPERTS = RandomExperts(SEED, hidden=128, intermediate=128, experts=2)
+CALL = random_call(EXPERTS, SEED, 2, top_k=2)
+ERROR_S_MAX = 5.0
+
+
+@contextmanager
+def serving(
+    folder: Path, count: int, options: RemoteOptions | None = None
+) -> Iterator[tuple[list[Duck], RemoteExperts]]:
+    cache_file = EXPERTS.write_cache(folder / "cache", count)
+    with running_ducks(folder, count) as (ducks, fleet):
+        kernel, library = native_path("experts-avx2.elf"), native_path("libduckhost.so")
+        remote = RemoteExperts(fleet, cache_file, kernel, library, options)
+        try:
+            remote.start()
+            yield ducks, remote
+        finally:
+            remote.close()
+
+
+def all_ready(remote: RemoteExperts) -> bool:
+    return all(status.ready for status in remote.status())
+
+
+def call_until_error(remote: RemoteExperts) -> tuple[ExpertsUnavailableError, float]:
+    """Call again and again; the first error and the seconds that it took."""
+    started = time.monotonic()
+    while time.monotonic() < started + 2 * ERROR_S_MAX:
+        try:
+            remote.submit(1, *CALL).wait()
+        except ExpertsUnavailableError as error:
+            return error, time.monotonic() - started
+    raise AssertionError("no call failed")
+
+
+def works_again(remote: RemoteExperts, expected: torch.Tensor) -> None:
+    wait_until(lambda: all_ready(remote), 15, "all ducks serving")
+    assert torch.equal(remote.submit(1, *CALL).wait(), expected)
+
+
+def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        ducks[1].kill()
+        error, seconds = call_until_error(remote)
+        assert seconds <= ERROR_S_MAX
+        assert error.duck_names == ["d02"]
+        assert "d02" in str(error)
+        # From now on calls fail at once, not after another deadline.
+        started = time.monotonic()
+        with pytest.raises(ExpertsUnavailableError) as caught:
+            remote.submit(1, *CALL).wait()
+        assert time.monotonic() - started < 0.5
+        assert caught.value.duck_names == ["d02"]
+        states = {status.name: status.ready for status in remote.status()}
+        assert states == {"d01": True, "d02": False, "d03": True}
+        ducks[1].start()
+        works_again(remote, expected)
+        loads = [int(status.counters["loads"]) for status in remote.status()]
+        assert loads == [1, 2, 1]
+
+
+def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        ducks[0].signal(signal.SIGSTOP)  # a duck that hangs, with calls on their way to it
+        pending = [remote.submit(1, *CALL) for _ in range(3)]
+        started = time.monotonic()
+        for one in pending:
+            with pytest.raises(ExpertsUnavailableError) as caught:
+                one.wait()
+            assert caught.value.duck_names == ["d01"]
+        assert time.monotonic() - started <= ERROR_S_MAX
+        ducks[0].signal(signal.SIGCONT)
+        works_again(remote, expected)
+
+
+def test_two_ducks_die_and_come_back_one_after_the_other(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        ducks[0].kill()
+        ducks[2].kill()
+        call_until_error(remote)
+        wait_until(
+            lambda: [s.ready for s in remote.status()] == [False, True, False], 8, "both named"
+        )
+        with pytest.raises(ExpertsUnavailableError) as caught:
+            remote.submit(1, *CALL)
+        assert caught.value.duck_names == ["d01", "d03"]
+        ducks[2].start()
+        wait_until(lambda: remote.status()[2].state == "ready", 10, "d03 loaded")
+        with pytest.raises(ExpertsUnavailableError) as caught:
+            remote.submit(1, *CALL)
+        assert "d01" in caught.value.duck_names
+        ducks[0].start()
+        works_again(remote, expected)
+
+
+def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
+    """A duck that is back before its silence was long enough still has lost all it had."""
+    with serving(tmp_path, 2) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        ducks[1].kill()
+        ducks[1].start()
+        wait_until(lambda: not all_ready(remote), 10, "restart noticed")
+        works_again(remote, expected)
+
+
+def test_many_restarts_leave_nothing_behind(tmp_path: Path) -> None:
+    options = RemoteOptions(call_deadline_ms=600)
+    with serving(tmp_path, 2, options) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        counts: list[tuple[int, int]] = []
+        for _ in range(6):
+            ducks[0].kill()
+            call_until_error(remote)
+            ducks[0].start()
+            works_again(remote, expected)
+            tasks = len(list(Path("/proc/self/task").iterdir()))
+            counts.append((tasks, len(list(Path("/proc/self/fd").iterdir()))))
+        assert counts[-1] == counts[1]
+        assert threading.active_count() < 12
+
+
+def test_a_duck_that_stays_away_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No spinning and no growing log while a duck is gone."""
+    options = RemoteOptions(call_deadline_ms=500)
+    with serving(tmp_path, 2, options) as (ducks, remote):
+        ducks[1].kill()
+        call_until_error(remote)
+        with caplog.at_level(logging.DEBUG, logger="host_runtime.fleet"):
+            cpu, started = time.process_time(), time.monotonic()
+            for _ in range(300):
+                with pytest.raises(ExpertsUnavailableError):
+                    remote.submit(1, *CALL)
+            wait_until(lambda: time.monotonic() > started + 6, 8, "six seconds")
+            used = time.process_time() - cpu
+        assert len(caplog.records) < 10
+        assert len(remote.events()) < EVENTS_KEPT
+        # 6 s of watching, pinging and asking again; a spinning thread would use all of them
+        assert used < 2.5
+
+
+def test_closing_while_a_duck_is_away_is_quick(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as (ducks, remote):
+        ducks[1].kill()
+        call_until_error(remote)
+        started = time.monotonic()
+        remote.close()
+        assert time.monotonic() - started < 5
+        with pytest.raises(ExpertsUnavailableError):
+            remote.submit(1, *CALL)
+
+
+def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
+    """REBOOT through the protocol, as `duckctl reboot` does it while the host is serving."""
+    with serving(tmp_path, 2) as (_, remote):
+        expected = remote.submit(1, *CALL).wait()
+        command = [sys.executable, "-m", "host_runtime.fleet.probe", "--reboot", "d02"]
+        command += ["--fleet", str(tmp_path / "fleet.json")]
+        command += ["--library", str(native_path("libduckhost.so"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert [duck.get("rebooted") for duck in json.loads(done.stdout)["ducks"]] == [None, True]
+        wait_until(lambda: not all_ready(remote), 10, "reboot noticed")
+        works_again(remote, expected)
