@@ -22,7 +22,7 @@ from host_runtime.errors import HostError
 from host_runtime.fleet.cache import PieceConfig, SliceConfig, check_piece_size, read_piece
 from host_runtime.fleet.config import DuckConfig
 from host_runtime.fleet.kernel_file import KernelFile
-from host_runtime.fleet.versions import DuckFacts
+from host_runtime.fleet.versions import DuckFacts, facts_of
 from host_runtime.transport import Progress, Transport, TransportError
 
 REQUEST_TIMEOUT_MS = 5000
@@ -147,12 +147,29 @@ class DuckLoader:
         self._bytes_done = 0
         for piece in self._part.pieces:
             check_piece_size(piece)
+        if self._claim():
+            # Another host had the duck meanwhile and may have loaded something else.
+            facts = facts_of(self._transport.hello(self._index, REQUEST_TIMEOUT_MS)[0])
         self._load_kernel()
         if facts.weights_id == self._part.set_id:
             self._bytes_done = self._part.region_bytes
             return LoadReport(0, self._part.region_bytes, self._clock() - started)
         sent = self._load_weights(resume=facts.state == wire.State.LOADING)
         return LoadReport(sent, self._part.region_bytes - sent, self._clock() - started)
+
+    def _claim(self) -> bool:
+        """Close the compute session that a dead host left, so that memory may be changed.
+
+        The duck answers BUSY as long as the session's owner is alive. True = it was busy at first.
+        """
+        try:
+            return self._request(
+                wire.MessageType.CLOSE, bytes(ctypes.sizeof(wire.Done)), REQUEST_TIMEOUT_MS
+            )
+        except TransportError as error:
+            if error.status != wire.Status.ERR_NO_SESSION:
+                raise
+            return False
 
     def _load_kernel(self) -> None:
         data, digest = self._kernel.data, self._kernel.sha256
@@ -194,7 +211,7 @@ class DuckLoader:
         flags = wire.RESERVE_FRESH if fresh else 0
         self._request(
             wire.MessageType.RESERVE,
-            wire.Reserve(region=region, flags=flags, bytes=size_bytes),
+            bytes(wire.Reserve(region=region, flags=flags, bytes=size_bytes)),
             REQUEST_TIMEOUT_MS,
         )
 
@@ -219,23 +236,26 @@ class DuckLoader:
             commit.flags = wire.COMMIT_LAST
             commit.set_id[:] = set_id
         timeout_ms = REQUEST_TIMEOUT_MS + size * 1000 // HASH_BYTES_PER_S_MIN
-        self._request(wire.MessageType.COMMIT, commit, timeout_ms)
+        self._request(wire.MessageType.COMMIT, bytes(commit), timeout_ms)
 
-    def _request(
-        self, kind: wire.MessageType, payload: ctypes.LittleEndianStructure, timeout_ms: int
-    ) -> None:
-        """One request; while another host owns the duck it is asked again for BUSY_WAIT_S."""
+    def _request(self, kind: wire.MessageType, payload: bytes, timeout_ms: int) -> bool:
+        """One request; while another host owns the duck it is asked again for BUSY_WAIT_S.
+
+        True = it was busy at first.
+        """
         give_up = self._clock() + BUSY_WAIT_S
+        was_busy = False
         while True:
             self._stop_if_cancelled()
             try:
-                self._transport.request(self._index, kind, bytes(payload), timeout_ms)
-                return
+                self._transport.request(self._index, kind, payload, timeout_ms)
+                return was_busy
             except TransportError as error:
                 if error.status != wire.Status.ERR_BUSY:
                     raise
                 if self._clock() >= give_up:
                     raise DuckBusyError(self._duck.name, error.value / 1e9) from error
+            was_busy = True
             self._cancelled.wait(BUSY_RETRY_S)
 
     def _stop_if_cancelled(self) -> None:
