@@ -62,6 +62,23 @@ def command_line(pid: int) -> list[str]:
     return [os.fsdecode(part) for part in raw.split(b"\0") if part]
 
 
+def descendants(pid: int) -> list[ProcessIdentity]:
+    """All live processes below ``pid``, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[ProcessIdentity] = []
+    waiting = list(children.get(pid, []))
+    while waiting:
+        child = waiting.pop(0)
+        identity = identify(child)
+        if identity is not None:
+            found.append(identity)
+        waiting += children.get(child, [])
+    return found
+
+
 def is_same(identity: ProcessIdentity, words: Iterable[str] = ()) -> bool:
     """True if the process still lives and is the one meant: start time, boot and arguments."""
     if identify(identity.pid) != identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,15 @@ from duckctl.errors import DuckError
 from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabFolder, LabShape
 from duckctl.model_dir import resolve_model_dir
-from duckctl.process import command_line, die_with_parent, read_ready_line, tail, wait_until
+from duckctl.process import (
+    ProcessIdentity,
+    descendants,
+    die_with_parent,
+    is_same,
+    read_ready_line,
+    tail,
+    wait_until,
+)
 
 MODEL = "ducklet"
 SERVER_READY_TIMEOUT_S = 90.0
@@ -76,6 +85,7 @@ def _undisturbed() -> Iterator[None]:
 def run_demo(ducks: int, weight_format: str, show: Callable[[str, bool], None]) -> DemoResult:
     """The whole chain with ``ducks`` process ducks; every process has ended when this returns."""
     seconds: dict[str, float] = {}
+    started: list[ProcessIdentity] = []
     with _signals_interrupt(), tempfile.TemporaryDirectory(prefix="duckctl-demo-") as name:
         root = Path(name)
         folder = LabFolder(root / "lab")
@@ -86,12 +96,14 @@ def run_demo(ducks: int, weight_format: str, show: Callable[[str, bool], None]) 
             with _timed(seconds, "shard"):
                 talk(f"[2/4] converting {MODEL}'s experts for them")
                 _shard(root, folder, weight_format)
-            with _timed(seconds, "answers"):
-                answers, states = _serve_and_ask(root, folder, weight_format, seconds, show)
+            server = _server(root, folder, weight_format, seconds, started)
+            with server as url, _timed(seconds, "answers"):
+                answers, states = _ask(url, show)
         finally:
             with _undisturbed(), _timed(seconds, "shutdown"):
+                started += descendants(os.getpid())
                 lab.down(folder)
-                _require_gone(root)
+                _require_gone(started)
         talk("everything is shut down again")
     return DemoResult(tuple(answers), tuple(states), seconds)
 
@@ -127,20 +139,21 @@ def _shard(root: Path, folder: LabFolder, weight_format: str) -> None:
         raise DemoError(f"shard-weights failed:\n{tail(root / 'shard.log')}")
 
 
-def _serve_and_ask(
+@contextmanager
+def _server(
     root: Path,
     folder: LabFolder,
     weight_format: str,
     seconds: dict[str, float],
-    show: Callable[[str, bool], None],
-) -> tuple[list[Answer], list[dict[str, Any]]]:
+    started: list[ProcessIdentity],
+) -> Iterator[str]:
+    """A running server; gives its address. Its processes are added to ``started`` at the end."""
     talk("[3/4] starting the server")
     arguments = [
         *("--quiet", "serve", MODEL, "--inventory", str(folder.inventory), "--port", "0"),
         *("--cache-dir", str(root / "cache"), "--format", weight_format),
         *("--log-level", "warning"),
     ]
-    model_dir = resolve_model_dir(MODEL)
     with (root / "serve.log").open("wb") as log:
         server = subprocess.Popen(
             _duckctl(arguments),
@@ -153,18 +166,24 @@ def _serve_and_ask(
     try:
         with _timed(seconds, "server start"):
             url = _await_server(server, root / "serve.log")
-        talk("[4/4] asking through the API")
-        answers = []
-        with ChatClient(url) as client:
-            for prompt in PROMPTS:
-                answer = ask(client, MODEL, prompt, show)
-                check(prompt, answer, model_dir)
-                answers.append(answer)
-            states: list[dict[str, Any]] = client.readiness()["ducks"]
-        return answers, states
+        yield url
     finally:
         with _undisturbed():
+            started += descendants(os.getpid())
             _end(server)
+
+
+def _ask(url: str, show: Callable[[str, bool], None]) -> tuple[list[Answer], list[dict[str, Any]]]:
+    """Both prompts, answered and checked, and the ducks' counters afterwards."""
+    talk("[4/4] asking through the API")
+    answers = []
+    with ChatClient(url) as client:
+        for prompt in PROMPTS:
+            answer = ask(client, MODEL, prompt, show)
+            check(prompt, answer, resolve_model_dir(MODEL))
+            answers.append(answer)
+        states: list[dict[str, Any]] = client.readiness()["ducks"]
+    return answers, states
 
 
 def _await_server(server: subprocess.Popen[bytes], log: Path) -> str:
@@ -192,16 +211,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _processes_of(root: Path) -> list[int]:
-    """Processes with a path below ``root`` among their arguments: all that the demo starts."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and any(str(root) in a for a in command_line(int(entry.name))):
-            found.append(int(entry.name))
-    return found
-
-
-def _require_gone(root: Path) -> None:
-    if not wait_until(lambda: not _processes_of(root), GONE_TIMEOUT_S):
-        pids = ", ".join(map(str, _processes_of(root)))
-        raise DemoError(f"processes of the demo are still there: {pids}")
+def _require_gone(started: Sequence[ProcessIdentity]) -> None:
+    """The demo promises that none of its processes stays."""
+    if not wait_until(lambda: not any(is_same(process) for process in started), GONE_TIMEOUT_S):
+        left = ", ".join(str(process.pid) for process in started if is_same(process))
+        raise DemoError(f"processes of the demo are still there: {left}")
