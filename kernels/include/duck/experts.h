@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Input and output of the experts kernel: what a CALL message carries and what a RESULT message
- * brings back.
- * The duck core does not look into either; the kernel checks every field.
+ * brings back. The duck core does not look into either; the kernel checks every field.
  *
  * CALL message    struct duck_experts_call
- *                 uint16_t expert[token_count][top_k]      expert ids; DUCK_EXPERT_NONE = unused
- *                 place
+ *                 uint16_t expert[token_count][top_k]      DUCK_EXPERT_NONE = unused place
  *                 zero bytes up to a multiple of 8
- *                 float    weight[token_count][top_k]      routing weights (routed_scaling_factor
- *                 included)
+ *                 float    weight[token_count][top_k]      routed_scaling_factor included
  *                 zero bytes up to a multiple of 64, counted from the start of the message
  *                 activation[token_count][hidden_size]     float32 or bf16
- * RESULT message  output[token_count][hidden_size]         float32 or bf16: this duck's partial
- * sums
+ * RESULT message  output[token_count][hidden_size]         float32 or bf16: this duck's partial sums
  *
- *     y[t] = sum over j of weight[t][j] * down_e( silu(gate_e(x[t])) * up_e(x[t]) ),  e =
- *     expert[t][j]
+ *     y[t] = sum over j of weight[t][j] * down_e( silu(gate_e(x[t])) * up_e(x[t]) ),  e = expert[t][j]
  *
  * restricted to the duck's slice of the MoE intermediate rows. The result of one token does not
- * depend on the other
- * tokens of the call, on core_count, or on the body used: fixed reduction order
+ * depend on the other tokens of the call, on core_count, or on the body used: fixed reduction order
  * (docs/reference/shard-format.md).
  */
 #ifndef DUCK_EXPERTS_H
@@ -50,5 +44,37 @@ struct duck_experts_call {
     uint32_t reserved2;
 };
 static_assert(sizeof(struct duck_experts_call) == 32, "experts call");
+
+/* Where the parts of a CALL message are, from its start. */
+static inline uint32_t duck_experts_weight_offset(uint32_t token_count, uint32_t top_k) {
+    return (32 + 2 * token_count * top_k + 7) / 8 * 8;
+}
+static inline uint32_t duck_experts_activation_offset(uint32_t token_count, uint32_t top_k) {
+    return (duck_experts_weight_offset(token_count, top_k) + 4 * token_count * top_k + 63) / 64 *
+           64;
+}
+
+/* Scratch that a session needs for calls of up to tokens_max x top_k_max: prepared activations and
+ * SiLU outputs that all cores share, and for each core its plan, gate, up and down sums. */
+#define DUCK_EXPERTS_SUM_FLOATS 131072u /* down sums of one core: at least this many */
+#define DUCK_EXPERTS_CHUNK_TOKENS                                                                  \
+    256u /* tokens of one expert that go through gate and up at once */
+static inline uint64_t duck_experts_scratch_core_bytes(uint32_t hidden, uint32_t tokens_max,
+                                                       uint32_t top_k_max) {
+    uint64_t pairs = (uint64_t)tokens_max * top_k_max;
+    uint64_t sums = 32 * pairs > DUCK_EXPERTS_SUM_FLOATS ? 32 * pairs : DUCK_EXPERTS_SUM_FLOATS;
+    uint64_t plan = 16 * pairs + 64;
+    uint64_t floats = 2 * (uint64_t)hidden + sums + 2 * 32 * DUCK_EXPERTS_CHUNK_TOKENS;
+    return (4 * floats + plan + 4095) / 4096 * 4096;
+}
+static inline uint64_t duck_experts_scratch_bytes(uint32_t hidden, uint32_t rows,
+                                                  uint32_t tokens_max, uint32_t top_k_max,
+                                                  uint32_t core_count) {
+    uint64_t groups_max = (rows + 95) / 128 + 1; /* blocks that a slice of `rows` can touch */
+    uint64_t pairs = (uint64_t)tokens_max * top_k_max;
+    uint64_t shared = 4096 + 4 * (uint64_t)tokens_max * hidden + 512 * pairs * groups_max;
+    return (shared + 4095) / 4096 * 4096 +
+           core_count * duck_experts_scratch_core_bytes(hidden, tokens_max, top_k_max);
+}
 
 #endif

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * AVX2 + FMA + F16C inner products, written once for all codes and token counts. A body is a `kind`;
+ * everything that takes a kind or a count is inlined with constants, so each body becomes straight
+ * code.
+ *
+ *   1, 2 tokens   32 rows at once: 4 sums per token, the decoded column is shared by the tokens
+ *   3 to 6        two passes of 16 rows over the block in the first-level cache, no spills
+ *   7 and more    the block is decoded to float32 (16 KB, first-level cache), then multiplied in
+ *                 tiles of 16 rows x up to 6 tokens
+ *
+ * "Half" h of a panel is the 16 rows that a pass works on; which ones they are depends on the kind
+ * (see decode_half and store_half).
+ */
+#ifndef DUCK_BODY_AVX2_H
+#define DUCK_BODY_AVX2_H
+
+#include <immintrin.h>
+
+#include "kernel.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define GEMV_TOKENS_MAX 6u
+#define READ_AHEAD 4096u /* bytes between a load and its prefetch; 512 would hurt */
+static_assert(READ_AHEAD <= DUCK_KERNEL_READ_AHEAD, "prefetches stay within what is readable");
+
+enum kind { KIND_FP8_INT, KIND_FP8_CVT, KIND_FP9_NARROW, KIND_FP9_WIDE };
+
+INLINE uint32_t kind_group_bytes(const enum kind kind) { /* of 8 columns */
+    return kind == KIND_FP9_NARROW || kind == KIND_FP9_WIDE ? DUCK_FP9_GROUP_BYTES : 256;
+}
+
+/* What the block sums are multiplied with to undo the body's powers of two. */
+INLINE float kind_sum_scale(const enum kind kind) {
+    return kind == KIND_FP8_INT ? 0x1p34f : kind == KIND_FP8_CVT ? 0x1p8f : 1.0f;
+}
+
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+/* What 8 columns share: the bit plane of fp9. */
+struct group_state {
+    __m256i bits;
+};
+
+INLINE struct group_state load_group(const enum kind kind, const uint8_t *group) {
+    struct group_state state = {_mm256_setzero_si256()};
+    if (kind == KIND_FP9_NARROW || kind == KIND_FP9_WIDE) {
+        state.bits = _mm256_loadu_si256((const __m256i *)group);
+    }
+    return state;
+}
+
+/* fp8 `int`: a code's sign and its eeeemmm move to float32's bit 31 and bits 26..20; the value is
+ * weight * 2^-120, because the bias is 7 instead of 127. E4M3's subnormals are float32's.
+ *     lane: | row l  | row 8+l | row 16+l | row 24+l |       row v: shift left by 8 v, then
+ *           s eeee mmm ...                                   arithmetically right by 4, and mask */
+INLINE void decode_int(const uint8_t *column, const int half, __m256 f[2]) {
+    const __m256i mask = _mm256_set1_epi32((int)0x87F00000u);
+    __m256i w = _mm256_loadu_si256((const __m256i *)column);
+    __m256i a = half == 0 ? w : _mm256_slli_epi32(w, 16);
+    __m256i b = _mm256_slli_epi32(w, half == 0 ? 8 : 24);
+    f[0] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(a, 4), mask));
+    f[1] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(b, 4), mask));
+}
+
+/* fp8 `cvt`: the upper (half 0) or lower (half 1) byte of each 16-bit word moves to a half's sign
+ * and its bits 13..7; the value is weight * 2^-8. Rows come out interleaved:
+ * half 0: f[0] = 16 0 17 1 18 2 19 3, f[1] = 20 4 ...; half 1: 24 8 25 9 ..., 28 12 ... */
+INLINE void decode_cvt(const uint8_t *column, const int half, __m256 f[2]) {
+    const __m128i mask = _mm_set1_epi16((short)0xBF80);
+    for (int i = 0; i < 2; i++) {
+        __m128i w = _mm_loadu_si128((const __m128i *)(column + 16 * i));
+        if (half == 1) w = _mm_slli_epi16(w, 8);
+        f[i] = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(w, 1), mask));
+    }
+}
+
+/* fp9, 128 bits at a time: half h is rows 16 h .. 16 h + 15 in order. */
+INLINE void decode_fp9_narrow(const uint8_t *top, const __m256i bits, const int j, const int half,
+                              __m256 f[2]) {
+    __m128i half_bits =
+        half == 0 ? _mm256_castsi256_si128(bits) : _mm256_extracti128_si256(bits, 1);
+    __m128i low = _mm_and_si128(_mm_slli_epi16(half_bits, 7 - j), _mm_set1_epi8((char)0x80));
+    __m128i high = _mm_loadu_si128((const __m128i *)(top + 16 * half));
+    f[0] = _mm256_cvtph_ps(_mm_unpacklo_epi8(low, high));
+    f[1] = _mm256_cvtph_ps(_mm_unpackhi_epi8(low, high));
+}
+
+/* fp9, 256 bits at a time: half 0 is rows 0..7 and 16..23, half 1 rows 8..15 and 24..31. */
+INLINE void decode_fp9_wide(const uint8_t *top, const __m256i bits, const int j, const int half,
+                            __m256 f[2]) {
+    __m256i low = _mm256_and_si256(_mm256_slli_epi16(bits, 7 - j), _mm256_set1_epi8((char)0x80));
+    __m256i high = _mm256_loadu_si256((const __m256i *)top);
+    __m256i halves = half == 0 ? _mm256_unpacklo_epi8(low, high) : _mm256_unpackhi_epi8(low, high);
+    f[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    f[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+}
+
+INLINE void decode_half(const enum kind kind, const uint8_t *group, const struct group_state state,
+                        const int j, const int half, __m256 f[2]) {
+    if (kind == KIND_FP8_INT) decode_int(group + 32 * j, half, f);
+    if (kind == KIND_FP8_CVT) decode_cvt(group + 32 * j, half, f);
+    if (kind == KIND_FP9_NARROW) decode_fp9_narrow(group + 32 + 32 * j, state.bits, j, half, f);
+    if (kind == KIND_FP9_WIDE) decode_fp9_wide(group + 32 + 32 * j, state.bits, j, half, f);
+}
+
+/* Write a half's 16 totals to their rows. */
+INLINE void store_half(const enum kind kind, const int half, const __m256 total[2], float *out) {
+    if (kind == KIND_FP8_CVT) {
+        __m256 odd = _mm256_shuffle_ps(total[0], total[1], 0xDD);
+        __m256 even = _mm256_shuffle_ps(total[0], total[1], 0x88);
+        _mm256_storeu_ps(out + 8 * half,
+                         _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8)));
+        _mm256_storeu_ps(out + 8 * half + 16,
+                         _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8)));
+    } else if (kind == KIND_FP9_WIDE) {
+        _mm256_storeu_ps(out + 8 * half, total[0]);
+        _mm256_storeu_ps(out + 8 * half + 16, total[1]);
+    } else {
+        _mm256_storeu_ps(out + 16 * half, total[0]);
+        _mm256_storeu_ps(out + 16 * half + 8, total[1]);
+    }
+}
+
+/* ---- where a run is -------------------------------------------------------------------------- */
+
+struct block {
+    const uint8_t *codes;
+    const uint8_t *ahead; /* what to prefetch while reading the block */
+    uint32_t columns;
+    float scale; /* block scale x the kind's power of two */
+};
+
+struct walk {
+    uint64_t offset, bytes; /* of the run's codes */
+    uint32_t start;         /* column within the panel */
+};
+
+INLINE struct walk begin_walk(const enum kind kind, const struct duck_run *run) {
+    uint64_t bytes = (uint64_t)run->panels * run->columns / 8 * kind_group_bytes(kind);
+    return (struct walk){0, bytes, 0};
+}
+
+INLINE struct block next_block(const enum kind kind, const struct duck_run *run, struct walk *walk,
+                               uint32_t g, const float *scale) {
+    uint32_t left = run->columns - walk->start;
+    uint32_t columns = g == 0 ? run->first_columns : left < DUCK_BLOCK ? left : DUCK_BLOCK;
+    uint64_t ahead = walk->offset + READ_AHEAD;
+    struct block block = {
+        .codes = run->codes + walk->offset,
+        .ahead = ahead < walk->bytes ? run->codes + ahead : run->next + (ahead - walk->bytes),
+        .columns = columns,
+        .scale = scale[g] * kind_sum_scale(kind),
+    };
+    walk->start = g + 1 == run->groups ? 0 : walk->start + columns;
+    walk->offset += columns / 8 * kind_group_bytes(kind);
+    return block;
+}
+
+INLINE const float *scale_row(const struct duck_run *run, uint32_t p) {
+    return run->scale + ((run->first_panel + p) / 4 - run->first_panel / 4) * run->groups;
+}
+
+INLINE float *out_of(const struct duck_run *run, uint32_t entry, uint32_t p) {
+    uint32_t row = run->out_row != NULL ? run->out_row[entry] : entry;
+    return run->out + row * run->out_stride + (uint64_t)p * DUCK_PANEL_ROWS;
+}
+
+INLINE void prefetch_group(const enum kind kind, const uint8_t *ahead) {
+    for (uint32_t line = 0; line < kind_group_bytes(kind); line += 64) {
+        _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+    }
+}
+
+/* ---- GEMV: 1 to 6 tokens --------------------------------------------------------------------- */
+
+/* Multiply 8 columns into the sums of `halves` halves (from `half`) of `tokens` tokens. */
+INLINE void multiply_group(const enum kind kind, const int tokens, const int half, const int halves,
+                           const uint8_t *group, const float *const *x, uint32_t k,
+                           __m256 sum[][4]) {
+    struct group_state state = load_group(kind, group);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        __m256 f[4];
+#pragma GCC unroll 2
+        for (int h = 0; h < halves; h++) decode_half(kind, group, state, j, half + h, f + 2 * h);
+#pragma GCC unroll 6
+        for (int t = 0; t < tokens; t++) {
+            __m256 xk = _mm256_broadcast_ss(x[t] + k + (uint32_t)j);
+#pragma GCC unroll 4
+            for (int v = 0; v < 2 * halves; v++) sum[t][v] = _mm256_fmadd_ps(f[v], xk, sum[t][v]);
+        }
+    }
+}
+
+/* One block: total[t][v] = fma(sum over the block's columns, scale, total[t][v]). */
+INLINE void multiply_block(const enum kind kind, const int tokens, const int half, const int halves,
+                           const struct block *block, const float *const *x, __m256 total[][4]) {
+    __m256 sum[GEMV_TOKENS_MAX][4];
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; t++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * halves; v++) sum[t][v] = _mm256_setzero_ps();
+    }
+    const uint8_t *group = block->codes;
+    const uint8_t *ahead = block->ahead;
+    for (uint32_t k = 0; k < block->columns; k += 8) {
+        if (half == 0) prefetch_group(kind, ahead);
+        multiply_group(kind, tokens, half, halves, group, x, k, sum);
+        group += kind_group_bytes(kind);
+        ahead += kind_group_bytes(kind);
+    }
+    __m256 scale = _mm256_set1_ps(block->scale);
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; t++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 2 * halves; v++) {
+            __m256 *sum_total = &total[t][2 * half + v];
+            *sum_total = _mm256_fmadd_ps(sum[t][v], scale, *sum_total);
+        }
+    }
+}
+
+INLINE void run_gemv(const enum kind kind, const int tokens, const struct duck_run *run) {
+    struct walk walk = begin_walk(kind, run);
+    for (uint32_t p = 0; p < run->panels; p++) {
+        __m256 total[GEMV_TOKENS_MAX][4];
+        const float *x[GEMV_TOKENS_MAX];
+        for (int t = 0; t < tokens; t++) {
+            for (int v = 0; v < 4; v++) total[t][v] = _mm256_setzero_ps();
+            x[t] = run->x + (uint64_t)run->x_row[t] * DUCK_BLOCK;
+        }
+        for (uint32_t g = 0; g < run->groups; g++) {
+            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
+            if (tokens <= 2) {
+                multiply_block(kind, tokens, 0, 2, &block, x, total);
+            } else {
+                multiply_block(kind, tokens, 0, 1, &block, x, total);
+                multiply_block(kind, tokens, 1, 1, &block, x, total);
+            }
+            for (int t = 0; t < tokens; t++) x[t] += run->x_group_stride;
+        }
+        for (int t = 0; t < tokens; t++) {
+            float *out = out_of(run, (uint32_t)t, p);
+            store_half(kind, 0, &total[t][0], out);
+            store_half(kind, 1, &total[t][2], out);
+        }
+    }
+}
+
+/* ---- GEMM: more tokens ----------------------------------------------------------------------- */
+
+/* Decode a block to w[column][32 rows in order], with the activations' power of two taken out, so
+ * that the sums need none. */
+INLINE void decode_block(const enum kind kind, const struct block *block, float *w) {
+    /* `cvt` would interleave the rows; here its bytes are decoded as `int` does. */
+    const enum kind by = kind == KIND_FP8_CVT ? KIND_FP8_INT : kind;
+    const __m256 factor = _mm256_set1_ps(kind == KIND_FP8_INT ? 0x1p34f : 0x1p120f);
+    const uint8_t *group = block->codes;
+    const uint8_t *ahead = block->ahead;
+    for (uint32_t k = 0; k < block->columns; k += 8) {
+        struct group_state state = load_group(kind, group);
+        prefetch_group(kind, ahead);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                __m256 f[2];
+                decode_half(by, group, state, j, half, f);
+                if (by == KIND_FP8_INT) {
+                    f[0] = _mm256_mul_ps(f[0], factor);
+                    f[1] = _mm256_mul_ps(f[1], factor);
+                }
+                store_half(by, half, f, w + (k + (uint32_t)j) * DUCK_PANEL_ROWS);
+            }
+        }
+        group += kind_group_bytes(kind);
+        ahead += kind_group_bytes(kind);
+    }
+}
+
+/* out[t][0..15] = fma(sum over columns of w * x, scale, out[t]) for 16 rows and `tokens` tokens;
+ * the first block starts from 0. */
+INLINE void multiply_tile(const int tokens, const float *w, uint32_t columns, const float *const *x,
+                          float scale, bool is_first, float *const *out) {
+    __m256 sum[GEMV_TOKENS_MAX][2];
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; t++) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
+    for (uint32_t k = 0; k < columns; k += 4) {
+#pragma GCC unroll 4
+        for (uint32_t j = 0; j < 4; j++) {
+            __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS);
+            __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + 8);
+#pragma GCC unroll 6
+            for (int t = 0; t < tokens; t++) {
+                __m256 xk = _mm256_broadcast_ss(x[t] + k + j);
+                sum[t][0] = _mm256_fmadd_ps(a, xk, sum[t][0]);
+                sum[t][1] = _mm256_fmadd_ps(b, xk, sum[t][1]);
+            }
+        }
+    }
+    __m256 factor = _mm256_set1_ps(scale);
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; t++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            __m256 total = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(out[t] + 8 * v);
+            _mm256_storeu_ps(out[t] + 8 * v, _mm256_fmadd_ps(sum[t][v], factor, total));
+        }
+    }
+}
+
+/* The decoded block times entries first .. first + tokens - 1. */
+static void multiply_entries(const struct duck_run *run, uint32_t p, uint32_t g, const float *w,
+                             const struct block *block, uint32_t first, uint32_t tokens) {
+    const float *x[GEMV_TOKENS_MAX];
+    float *out[GEMV_TOKENS_MAX];
+    for (uint32_t half = 0; half < 2; half++) {
+        for (uint32_t t = 0; t < tokens; t++) {
+            x[t] = run->x + g * run->x_group_stride + (uint64_t)run->x_row[first + t] * DUCK_BLOCK;
+            out[t] = out_of(run, first + t, p) + 16 * half;
+        }
+        const float *rows = w + 16 * half;
+        switch (tokens) {
+        case 1: multiply_tile(1, rows, block->columns, x, block->scale, g == 0, out); break;
+        case 2: multiply_tile(2, rows, block->columns, x, block->scale, g == 0, out); break;
+        case 3: multiply_tile(3, rows, block->columns, x, block->scale, g == 0, out); break;
+        case 4: multiply_tile(4, rows, block->columns, x, block->scale, g == 0, out); break;
+        case 5: multiply_tile(5, rows, block->columns, x, block->scale, g == 0, out); break;
+        default: multiply_tile(6, rows, block->columns, x, block->scale, g == 0, out); break;
+        }
+    }
+}
+
+/* Entries in nearly equal tiles of at most 6. */
+INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
+    _Alignas(64) float w[DUCK_BLOCK * DUCK_PANEL_ROWS];
+    struct walk walk = begin_walk(kind, run);
+    uint32_t tiles = (run->entries + GEMV_TOKENS_MAX - 1) / GEMV_TOKENS_MAX;
+    for (uint32_t p = 0; p < run->panels; p++) {
+        for (uint32_t g = 0; g < run->groups; g++) {
+            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
+            block.scale = scale_row(run, p)[g]; /* w carries no power of two */
+            decode_block(kind, &block, w);
+            for (uint32_t tile = 0; tile < tiles; tile++) {
+                uint32_t first = run->entries * tile / tiles;
+                uint32_t end = run->entries * (tile + 1) / tiles;
+                multiply_entries(run, p, g, w, &block, first, end - first);
+            }
+        }
+    }
+}
+
+/* A body's entry: each count gets code of its own. */
+#define DUCK_DEFINE_RUN(name, kind)                                                                \
+    static void name##_1(const struct duck_run *run) { run_gemv(kind, 1, run); }                   \
+    static void name##_2(const struct duck_run *run) { run_gemv(kind, 2, run); }                   \
+    static void name##_3(const struct duck_run *run) { run_gemv(kind, 3, run); }                   \
+    static void name##_4(const struct duck_run *run) { run_gemv(kind, 4, run); }                   \
+    static void name##_5(const struct duck_run *run) { run_gemv(kind, 5, run); }                   \
+    static void name##_6(const struct duck_run *run) { run_gemv(kind, 6, run); }                   \
+    static void name##_many(const struct duck_run *run) { run_gemm(kind, run); }                   \
+    void name(const struct duck_run *run) {                                                        \
+        switch (run->entries) {                                                                    \
+        case 1: name##_1(run); break;                                                              \
+        case 2: name##_2(run); break;                                                              \
+        case 3: name##_3(run); break;                                                              \
+        case 4: name##_4(run); break;                                                              \
+        case 5: name##_5(run); break;                                                              \
+        case 6: name##_6(run); break;                                                              \
+        default: name##_many(run); break;                                                          \
+        }                                                                                          \
+    }
+
+void duck_run_fp8_int(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_fp8_cvt(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_fp9_narrow(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_fp9_wide(const struct duck_run *run) DUCK_HIDDEN;
+
+#endif

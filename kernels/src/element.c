@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Element-wise arithmetic. One source for every ELF: each element goes through the same IEEE
+ * operations in the same order, whether the compiler makes vectors of it or not.
+ */
+#include "kernel.h"
+
+/* Limits on activations, so that bodies may scale by powers of two without rounding (all weights
+ * are multiples of 2^-17 below 2^16): smaller magnitudes count as 0, larger ones as infinite. */
+#define X_MIN 0x1p-60f
+#define X_LIMIT 0x1p42f
+
+static inline float bits_float(uint32_t bits) {
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = bits};
+    return u.value;
+}
+
+static inline uint32_t float_bits(float value) {
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = value};
+    return u.bits;
+}
+
+/* NaN passes: both comparisons are false. */
+static inline float limit(float x) {
+    float magnitude = __builtin_fabsf(x);
+    float infinite = __builtin_copysignf(__builtin_inff(), x);
+    float kept = magnitude < X_MIN ? 0.0f : x;
+    return magnitude >= X_LIMIT ? infinite : kept;
+}
+
+void duck_prepare(const void *activation, uint8_t dtype, uint32_t count, float x_scale, float *x) {
+    if (dtype == DUCK_DTYPE_BF16) {
+        const uint16_t *in = activation;
+        for (uint32_t i = 0; i < count; i++) {
+            x[i] = limit(bits_float((uint32_t)in[i] << 16)) * x_scale;
+        }
+    } else {
+        const float *in = activation;
+        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]) * x_scale;
+    }
+}
+
+/* e^t for t limited to [-87, 88]; relative error below 2^-22.5 (tests/kernels measure it). t = n ln 2
+ * + r with |r| <= ln 2 / 2 and n an integer found by adding 1.5 * 2^23; e^r by its Taylor
+ * polynomial of degree 7, whose remainder is below 2^-27. */
+static inline float exp_limited(float t) {
+    const float shift = 0x1.8p23f;
+    t = t > 88.0f ? 88.0f : t;
+    t = t < -87.0f ? -87.0f : t;
+    float shifted = __builtin_fmaf(t, 0x1.715476p0f, shift);
+    float n = shifted - shift;
+    float r = __builtin_fmaf(n, -0x1.62e400p-1f, t); /* ln 2 in two parts; the first has few bits */
+    r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
+    float p = 0x1.a01a02p-13f;
+    p = __builtin_fmaf(p, r, 0x1.6c16c2p-10f);
+    p = __builtin_fmaf(p, r, 0x1.111112p-7f);
+    p = __builtin_fmaf(p, r, 0x1.555556p-5f);
+    p = __builtin_fmaf(p, r, 0x1.555556p-3f);
+    p = __builtin_fmaf(p, r, 0.5f);
+    p = __builtin_fmaf(p, r, 1.0f);
+    p = __builtin_fmaf(p, r, 1.0f);
+    uint32_t exponent = float_bits(shifted) + 127u - float_bits(shift);
+    return p * bits_float(exponent << 23);
+}
+
+void duck_activate(const float *gate, const float *up, uint32_t count, float x_scale, float *h) {
+    for (uint32_t i = 0; i < count; i++) {
+        float silu = gate[i] / (1.0f + exp_limited(-gate[i]));
+        h[i] = limit(silu * up[i]) * x_scale;
+    }
+}
+
+void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) {
+    for (uint32_t i = 0; i < count; i++) y[i] = __builtin_fmaf(weight, down[i], y[i]);
+}
+
+/* Round to nearest even; a NaN stays one. */
+static inline uint16_t to_bf16(float value) {
+    uint32_t bits = float_bits(value);
+    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+void duck_store(const float *y, uint8_t dtype, uint32_t count, void *output) {
+    if (dtype == DUCK_DTYPE_BF16) {
+        uint16_t *out = output;
+        for (uint32_t i = 0; i < count; i++) out[i] = to_bf16(y[i]);
+    } else {
+        float *out = output;
+        for (uint32_t i = 0; i < count; i++) out[i] = y[i];
+    }
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A core's life in an experts session: check the weights, wait for calls, compute, agree that a call
+ * is finished. Nothing of a session is kept outside of the context's memory.
+ */
+#include <xmmintrin.h>
+
+#include "kernel.h"
+
+#define MXCSR_RULES 0x1F80u /* no DAZ, no FTZ, round to nearest, all exceptions masked */
+#define MXCSR_FLAGS 0x003Fu /* sticky exception flags, no rule */
+#define BARRIER_SPINS 2000u /* cores arrive at about the same time: about 50 us before waiting */
+
+static uint32_t load(const uint32_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+static void store(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+/* Set the rules of IEEE arithmetic and see that subnormal numbers really survive. */
+static bool keep_float_rules(void) {
+    _mm_setcsr(MXCSR_RULES);
+    volatile float tiny = 0x1p-130f;
+    volatile float product = tiny * 0.5f;
+    return (_mm_getcsr() & ~MXCSR_FLAGS) == MXCSR_RULES && product == 0x1p-131f;
+}
+
+/* Wait until *word differs from `seen`; false when the session stops. */
+static bool wait_change(const struct duck_kernel_context *context, const uint32_t *word,
+                        uint32_t seen, uint32_t spins) {
+    for (uint32_t spin = 0; load(word) == seen; spin++) {
+        if (load(&context->mailbox->stop) != 0) return false;
+        if (spin < spins) {
+            _mm_pause();
+        } else {
+            context->wait(context, word, seen);
+        }
+    }
+    return true;
+}
+
+bool duck_barrier(const struct duck_core *core) {
+    struct duck_shared *shared = core->shared;
+    uint32_t cores = core->context->core_count;
+    if (cores == 1) return true;
+    uint32_t epoch = load(&shared->epoch.word);
+    if (__atomic_add_fetch(&shared->arrived.word, 1, __ATOMIC_ACQ_REL) < cores) {
+        return wait_change(core->context, &shared->epoch.word, epoch, BARRIER_SPINS);
+    }
+    store(&shared->arrived.word, 0);
+    store(&shared->epoch.word, epoch + 1);
+    core->context->wake(core->context, &shared->epoch.word);
+    return true;
+}
+
+/* ---- init ------------------------------------------------------------------------------------ */
+
+/* The body for the weights' format: the context's choice, otherwise the first. */
+static const struct duck_body *find_body(uint32_t format, uint32_t wanted) {
+    uint32_t index = 0;
+    for (const struct duck_body *body = duck_bodies; body->name != NULL; body++) {
+        if (body->format == format && (++index == wanted || wanted == 0)) return body;
+    }
+    return NULL;
+}
+
+static bool init(struct duck_core *core, struct duck_text *text) {
+    const struct duck_kernel_context *context = core->context;
+    if (context->abi_version != DUCK_KERNEL_ABI_VERSION) {
+        duck_text_mismatch(text, "ABI version of the duck", context->abi_version, "1");
+        return false;
+    }
+    if (context->core_count == 0 || context->core_count > DUCK_KERNEL_CORES_MAX) {
+        duck_text_mismatch(text, "core_count", context->core_count, "1 to 64");
+        return false;
+    }
+    if (context->scratch_bytes < sizeof(struct duck_shared)) {
+        duck_text_mismatch(text, "scratch_bytes", context->scratch_bytes,
+                           "duck_experts_scratch_bytes() of experts.h");
+        return false;
+    }
+    duck_text_append(text, "weights: ");
+    core->directory = (const struct duck_directory *)context->weights;
+    if (!duck_check_directory(core->directory, context->weights_bytes, text)) return false;
+    core->body = find_body(core->directory->format, context->body);
+    if (core->body == NULL) {
+        duck_text_mismatch(text, "body", context->body, "a body that this kernel has");
+        return false;
+    }
+    text->used = 0;
+    return true;
+}
+
+static bool report_init(struct duck_core *core) {
+    struct duck_kernel_mailbox *mailbox = core->context->mailbox;
+    char own_text[sizeof(mailbox->init_text)];
+    bool is_first = core->index == 0;
+    struct duck_text text = {is_first ? mailbox->init_text : own_text, sizeof(own_text), 0};
+    bool ready = init(core, &text);
+    if (is_first) {
+        if (ready) {
+            duck_text_append(&text, "body ");
+            duck_text_append(&text, core->body->name);
+        }
+        __atomic_store_n(&mailbox->init_status, ready ? 0 : 1, __ATOMIC_RELEASE);
+        core->context->wake(core->context, (const uint32_t *)&mailbox->init_status);
+    }
+    return ready;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* The last core to come here closes the call. */
+static void finish_call(const struct duck_core *core, uint32_t number,
+                        struct duck_kernel_slot *slot, bool fine, uint32_t output_bytes,
+                        const char *text_data) {
+    struct duck_shared *shared = core->shared;
+    uint32_t cores = core->context->core_count;
+    if (__atomic_add_fetch(&shared->finished.word, 1, __ATOMIC_ACQ_REL) < cores) return;
+    struct duck_text text = {slot->text, sizeof(slot->text), 0};
+    uint32_t bad_core = load(&shared->bad_mxcsr.word);
+    duck_text_append(&text, fine ? "" : text_data);
+    if (bad_core != 0) {
+        text.used = 0;
+        duck_text_append(&text, "MXCSR does not keep IEEE rules on core ");
+        duck_text_number(&text, bad_core - 1);
+    }
+    fine = fine && bad_core == 0;
+    slot->status = fine ? 0 : 1;
+    slot->output_bytes = fine ? output_bytes : 0;
+    store(&shared->finished.word, 0);
+    store(&shared->claimed[0].word, 0);
+    store(&shared->claimed[1].word, 0);
+    core->context->complete(core->context, number);
+    store(&shared->done_call.word, number);
+    if (cores > 1) core->context->wake(core->context, &shared->done_call.word);
+}
+
+/* False when the session stops. */
+static bool do_call(const struct duck_core *core, uint32_t number) {
+    struct duck_shared *shared = core->shared;
+    /* The call before may still be with another core, and with it the shared scratch. */
+    uint32_t done;
+    while ((done = load(&shared->done_call.word)) != number - 1) {
+        if (!wait_change(core->context, &shared->done_call.word, done, BARRIER_SPINS)) return false;
+    }
+    if (!keep_float_rules()) store(&shared->bad_mxcsr.word, 1 + core->index);
+    struct duck_kernel_slot *slot = &core->context->mailbox->slot[number % DUCK_KERNEL_SLOTS];
+    char text_data[sizeof(slot->text)];
+    struct duck_text text = {text_data, sizeof(text_data), 0};
+    struct duck_job job;
+    text_data[0] = '\0';
+    job.output_bytes = 0;
+    bool fine = duck_check_call(core, slot, &job, &text);
+    if (fine && !duck_run_experts(core, &job)) return false;
+    finish_call(core, number, slot, fine, job.output_bytes, text_data);
+    return true;
+}
+
+void duck_kernel_entry(uint32_t index, const struct duck_kernel_context *context);
+
+void duck_kernel_entry(uint32_t index, const struct duck_kernel_context *context) {
+    struct duck_core core = {
+        .index = index, .context = context, .shared = (struct duck_shared *)context->scratch};
+    keep_float_rules();
+    if (!report_init(&core)) return;
+    uint32_t number = 0;
+    for (;;) {
+        if (!wait_change(context, &context->mailbox->call_published, number, 0)) return;
+        if (load(&context->mailbox->stop) != 0 || !do_call(&core, ++number)) return;
+        if (context->run_mode == DUCK_KERNEL_ONE_SHOT) return;
+    }
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the experts kernel: what its parts tell each other.
+ *
+ *   entry.c     a core's life: init, wait for calls, agree on completion
+ *   call.c      checks a call and groups its (token, place) pairs by expert
+ *   experts.c   the two phases of a call: gate/up/SiLU, then down and the weighted sum
+ *   element.c   element-wise arithmetic, one source for every body (same bits by construction)
+ *   body_*.c    the inner products, one set per instruction set
+ *
+ * Arithmetic contract (docs/reference/shard-format.md): an inner product is, per block of up to 128
+ * columns that share a scale, one fma chain in column order from 0; then
+ * total = fma(block sum, scale, total) from 0 in block order. Bodies may carry weights and
+ * activations multiplied by powers of two, because the limits on activations (element.c) keep every
+ * such product and sum exact in float32's exponent range.
+ */
+#ifndef DUCK_KERNEL_H
+#define DUCK_KERNEL_H
+
+#include <stdbool.h>
+
+#include "directory.h"
+#include "duck/experts.h"
+#include "duck/fp9.h"
+#include "duck/kernel_abi.h"
+#include "text.h"
+
+#define DUCK_HIDDEN __attribute__((visibility("hidden")))
+
+/* Inner products of `panels` neighbouring panels with `entries` activation rows. */
+struct duck_run {
+    const uint8_t *codes;   /* of the first panel */
+    const uint8_t *next;    /* where this core reads next: prefetched towards the end */
+    const float *scale;     /* scales of the first panel's row block */
+    uint32_t panels;        /* at least 1 */
+    uint32_t first_panel;   /* index of the first panel: scale rows change every 4 panels */
+    uint32_t groups;        /* column groups, each with a scale of its own */
+    uint32_t first_columns; /* columns of group 0 */
+    uint32_t columns;       /* of a panel; groups after the first have 128, the last the rest */
+    uint32_t entries;
+    const float *x;          /* activations: x + group * x_group_stride + x_row[entry] * 128 */
+    uint64_t x_group_stride; /* in floats */
+    const uint32_t *x_row;
+    float *out; /* out[out_row[entry] * out_stride + 32 * panel + row] */
+    uint64_t out_stride;
+    const uint32_t *out_row; /* null: entry i goes to row i */
+};
+
+struct duck_body {
+    const char *name;
+    uint32_t format; /* enum duck_format */
+    float x_scale;   /* activations are multiplied by this power of two beforehand */
+    void (*run)(const struct duck_run *run);
+};
+
+/* The bodies of this ELF; ends with a null name. The first of each format is the default. */
+extern const struct duck_body duck_bodies[] DUCK_HIDDEN;
+
+/* Shared by the cores, at the start of scratch; every word has a cache line of its own. */
+struct duck_line {
+    uint32_t word;
+    uint8_t pad[60];
+};
+struct duck_shared {
+    struct duck_line claimed[2]; /* next unit of each phase to be taken */
+    struct duck_line arrived;    /* cores at the barrier */
+    struct duck_line epoch;      /* barriers passed */
+    struct duck_line finished;   /* cores that are done with the call */
+    struct duck_line done_call;  /* number of the newest call that all cores are done with */
+    struct duck_line bad_mxcsr;  /* 1 + core that could not keep its floating-point rules */
+};
+static_assert(sizeof(struct duck_shared) <= 4096, "the first page of scratch");
+
+/* One core's view of a session. */
+struct duck_core {
+    uint32_t index;
+    const struct duck_kernel_context *context;
+    const struct duck_directory *directory;
+    const struct duck_body *body;
+    struct duck_shared *shared;
+};
+
+/* A checked call and its plan. Entries are the used (token, place) pairs ordered by expert; group g
+ * has entries group_first[g] .. group_first[g + 1] - 1, all for expert group_expert[g]. */
+struct duck_job {
+    const struct duck_experts_call *call;
+    const uint16_t *expert;
+    const float *weight;
+    const uint8_t *activation;
+    uint8_t *output;
+    const uint8_t *segment; /* weights of the call's layer */
+    uint32_t tokens, top_k, pairs, hidden;
+    uint32_t output_bytes;
+    uint32_t entry_count, group_count;
+    uint32_t *entry_pair;  /* token * top_k + place */
+    uint32_t *entry_token; /* token */
+    uint32_t *group_expert;
+    uint32_t *group_first;
+    /* scratch */
+    float *x;    /* [hidden / 128][tokens][128], this core's own or shared */
+    float *h;    /* [groups][pairs][128], shared */
+    float *sums; /* [pairs][32 * panels of a chunk], this core's own */
+    float *gate; /* [DUCK_EXPERTS_CHUNK_TOKENS][32], this core's own */
+    float *up;   /* the same */
+};
+
+/* Check the call in `slot` and fill in `job`; false with a text otherwise. */
+bool duck_check_call(const struct duck_core *core, const struct duck_kernel_slot *slot,
+                     struct duck_job *job, struct duck_text *text) DUCK_HIDDEN;
+/* Group the job's pairs by expert. */
+void duck_plan(struct duck_job *job) DUCK_HIDDEN;
+
+/* This core's part of a call. False when the session stops meanwhile. */
+bool duck_run_experts(const struct duck_core *core, struct duck_job *job) DUCK_HIDDEN;
+
+/* All cores meet; false when the session stops meanwhile. */
+bool duck_barrier(const struct duck_core *core) DUCK_HIDDEN;
+
+/* Element-wise arithmetic (element.c). Counts are multiples of 32. */
+void duck_prepare(const void *activation, uint8_t dtype, uint32_t count, float x_scale,
+                  float *x) DUCK_HIDDEN;
+void duck_activate(const float *gate, const float *up, uint32_t count, float x_scale,
+                   float *h) DUCK_HIDDEN;
+void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) DUCK_HIDDEN;
+void duck_store(const float *y, uint8_t dtype, uint32_t count, void *output) DUCK_HIDDEN;
+
+#endif

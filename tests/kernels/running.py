@@ -1,0 +1,254 @@
+"""Runs the shipped kernel ELFs in this process (libduckharness) and builds their calls."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import packing
+
+from duckctl.native import native_path
+
+NONE = 0xFFFF
+F32, BF16 = 0, 1
+READ_AHEAD = 8192
+CALL = struct.Struct("<IIIIIBBHII")
+MAGIC = 0x4C4C4143
+
+BODIES = {  # number of each body in its ELF, by format
+    "scalar": {packing.FP8: 1, packing.FP9: 1},
+    "int": {packing.FP8: 1},
+    "cvt": {packing.FP8: 2},
+    "wide": {packing.FP9: 1},
+    "narrow": {packing.FP9: 2},
+}
+BODIES_OF = {packing.FP8: ("scalar", "int", "cvt"), packing.FP9: ("scalar", "wide", "narrow")}
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("core_count", ctypes.c_uint32),
+        ("body", ctypes.c_uint32),
+        ("spin", ctypes.c_uint32),
+        ("pin", ctypes.c_uint32),
+        ("one_shot", ctypes.c_uint32),
+        ("mxcsr", ctypes.c_uint32),
+        ("scratch_bytes", ctypes.c_uint64),
+        ("input_bytes_max", ctypes.c_uint64),
+        ("output_bytes_max", ctypes.c_uint64),
+    ]
+
+
+def load_library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(native_path("libduckharness.so")))
+    library.duck_harness_guarded.restype = ctypes.c_void_p
+    library.duck_harness_guarded.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.duck_harness_release.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+    library.duck_harness_release.restype = None
+    library.duck_harness_open.restype = ctypes.c_void_p
+    library.duck_harness_open.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_char_p,
+    ]
+    library.duck_harness_call.restype = ctypes.c_int32
+    library.duck_harness_call.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+    ]
+    library.duck_harness_close.argtypes = [ctypes.c_void_p]
+    library.duck_harness_close.restype = None
+    return library
+
+
+LIBRARY = load_library()
+
+
+class KernelRefusedError(Exception):
+    """The kernel refused its weights or a call; str() is its text."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One MoE layer's experts, packed for one slice, with a directory in front."""
+
+    fmt: int
+    hidden: int
+    moe: int
+    first_row: int
+    rows: int
+    experts: tuple[packing.Expert, ...]
+    region: bytes
+    layer: int
+
+    def slice_weights(self, expert: int) -> tuple[packing.F32, packing.F32, packing.F32]:
+        """gate, up [rows, hidden], down [hidden, rows] in float32."""
+        part = slice(self.first_row, self.first_row + self.rows)
+        source = self.experts[expert]
+        gate, up, down = (
+            packing.dequantise(d, s) for d, s in zip(source.data, source.scale, strict=True)
+        )
+        return gate[part], up[part], down[:, part]
+
+
+def make_layer(
+    rng: np.random.Generator,
+    fmt: int,
+    *,
+    hidden: int,
+    moe: int,
+    first_row: int,
+    rows: int,
+    experts: int,
+    layer: int = 3,
+) -> Layer:
+    sources = tuple(packing.random_expert(rng, hidden, moe) for _ in range(experts))
+    return pack_layer(fmt, sources, first_row, rows, layer)
+
+
+def pack_layer(
+    fmt: int, sources: Sequence[packing.Expert], first_row: int, rows: int, layer: int = 3
+) -> Layer:
+    hidden, moe = sources[0].hidden, sources[0].moe
+    head = packing.directory(fmt, hidden, moe, first_row, rows, len(sources), [layer])
+    records = [packing.pack(e, fmt, first_row, rows)[0].tobytes() for e in sources]
+    region = head + b"".join(records)
+    return Layer(fmt, hidden, moe, first_row, rows, tuple(sources), region, layer)
+
+
+def scratch_bytes(hidden: int, rows: int, tokens: int, top_k: int, cores: int) -> int:
+    """duck_experts_scratch_bytes of experts.h."""
+    pairs = tokens * top_k
+    floats = 2 * hidden + max(32 * pairs, 131072) + 2 * 32 * 256
+    core = -(-(4 * floats + 16 * pairs + 64) // 4096) * 4096
+    groups = (rows + 95) // 128 + 1
+    shared = 4096 + 4 * tokens * hidden + 512 * pairs * groups
+    return -(-shared // 4096) * 4096 + cores * core
+
+
+class Kernel:
+    """A running kernel on weights that lie between guard pages."""
+
+    def __init__(
+        self,
+        region: bytes,
+        *,
+        body: str,
+        fmt: int,
+        cores: int = 1,
+        scratch: int = 1 << 22,
+        input_bytes_max: int = 1 << 20,
+        output_bytes_max: int = 1 << 20,
+        one_shot: bool = False,
+        mxcsr: int = 0,
+        elf: str | None = None,
+    ) -> None:
+        name = elf or ("experts-scalar.elf" if body == "scalar" else "experts-avx2.elf")
+        number = BODIES[body].get(fmt, 0) if body else 0
+        options = Options(
+            cores, number, 0, 0, int(one_shot), mxcsr, scratch, input_bytes_max, output_bytes_max
+        )
+        self._bytes = len(region)
+        self._weights = LIBRARY.duck_harness_guarded(len(region), READ_AHEAD)
+        ctypes.memmove(self._weights, region, len(region))
+        text = ctypes.create_string_buffer(124)
+        self._handle = LIBRARY.duck_harness_open(
+            str(native_path(name)).encode(),
+            ctypes.byref(options),
+            self._weights,
+            len(region),
+            text,
+        )
+        self.text = text.value.decode()
+        if not self._handle:
+            LIBRARY.duck_harness_release(self._weights, self._bytes, READ_AHEAD)
+            raise KernelRefusedError(self.text)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        LIBRARY.duck_harness_close(self._handle)
+        LIBRARY.duck_harness_release(self._weights, self._bytes, READ_AHEAD)
+
+    def call_raw(self, message: bytes, output_bytes: int) -> bytes:
+        output = ctypes.create_string_buffer(max(output_bytes, 1))
+        written = ctypes.c_uint32()
+        text = ctypes.create_string_buffer(92)
+        status = LIBRARY.duck_harness_call(
+            self._handle, message, len(message), output, output_bytes, ctypes.byref(written), text, None
+        )
+        if status != 0:
+            assert written.value == 0
+            raise KernelRefusedError(text.value.decode())
+        assert text.value == b""
+        return output.raw[: written.value]
+
+    def experts(
+        self,
+        layer: int,
+        x: packing.F32 | packing.U16,
+        ids: np.ndarray[tuple[int, ...], np.dtype[np.uint16]],
+        weights: packing.F32,
+        result: int = F32,
+    ) -> packing.F32:
+        """Results as float32 (bf16 ones widened)."""
+        tokens, hidden = x.shape
+        size = 2 if result == BF16 else 4
+        raw = self.call_raw(make_call(layer, x, ids, weights, result), tokens * hidden * size)
+        assert len(raw) == tokens * hidden * size
+        if result == BF16:
+            bits = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(tokens, hidden)
+        return np.frombuffer(raw, np.float32).reshape(tokens, hidden)
+
+
+def make_call(
+    layer: int,
+    x: packing.F32 | packing.U16,
+    ids: np.ndarray[tuple[int, ...], np.dtype[np.uint16]],
+    weights: packing.F32,
+    result: int = F32,
+) -> bytes:
+    """A CALL message; uint16 activations are bf16 bits."""
+    tokens, top_k = ids.shape
+    body = bytearray(CALL.size)
+    body += ids.astype("<u2").tobytes()
+    body += bytes(-len(body) % 8)
+    body += weights.astype("<f4").tobytes()
+    body += bytes(-len(body) % 64)
+    dtype = BF16 if x.dtype == np.uint16 else F32
+    CALL.pack_into(
+        body, 0, MAGIC, layer, tokens, top_k, x.shape[1], dtype, result, 0, len(body), 0
+    )
+    return bytes(body) + x.tobytes()
+
+
+def random_call(
+    rng: np.random.Generator, hidden: int, tokens: int, top_k: int, experts: int
+) -> tuple[packing.F32, np.ndarray[tuple[int, ...], np.dtype[np.uint16]], packing.F32]:
+    """Activations, expert ids (distinct per token where they suffice, some unused), weights."""
+    x = rng.normal(0, 1, (tokens, hidden)).astype(np.float32)
+    ids = np.stack(
+        [rng.choice(experts, top_k, replace=top_k > experts) for _ in range(tokens)]
+    ).astype(np.uint16)
+    ids[rng.random(ids.shape) < 0.1] = NONE
+    weights = rng.uniform(0.1, 1.0, (tokens, top_k)).astype(np.float32)
+    return x, ids, weights
