@@ -1,0 +1,45 @@
+"""The host's side of the network: one port per domain, sessions, bulk writes and calls."""
+
+from host_runtime.transport.api import (
+    DomainEndpoint,
+    DuckEndpoint,
+    Faults,
+    Transport,
+    TransportOptions,
+)
+from host_runtime.transport.errors import (
+    DeadlineError,
+    DuckFaultError,
+    DuckRefusedError,
+    DuckUnreachableError,
+    TransportCode,
+    TransportError,
+    VersionMismatchError,
+)
+from host_runtime.transport.native import (
+    DomainStats,
+    DuckLinkStatus,
+    FaultCounters,
+    Progress,
+    Timing,
+)
+
+__all__ = [
+    "DeadlineError",
+    "DomainEndpoint",
+    "DomainStats",
+    "DuckEndpoint",
+    "DuckFaultError",
+    "DuckLinkStatus",
+    "DuckRefusedError",
+    "DuckUnreachableError",
+    "FaultCounters",
+    "Faults",
+    "Progress",
+    "Timing",
+    "Transport",
+    "TransportCode",
+    "TransportError",
+    "TransportOptions",
+    "VersionMismatchError",
+]

@@ -1,0 +1,350 @@
+"""Host and ducks exchange messages through ``Transport``: a typed wrapper around libduckhost.so.
+
+Every method is thread-safe and releases the interpreter while it waits. Buffers go by address, so
+numpy arrays and torch tensors are read and written in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from host_runtime import wire
+from host_runtime.transport import native
+from host_runtime.transport.errors import CLASS_OF_CODE, TransportCode, TransportError
+
+REPLY_BYTES_MAX = wire.WIRE_PACKET_BYTES_MAX
+
+
+@dataclass(frozen=True)
+class DomainEndpoint:
+    """One domain. ``call_address`` None: calls go to each duck, else they are broadcast there."""
+
+    name: str
+    bind_address: str | None
+    call_address: str | None
+    mtu: int
+
+
+@dataclass(frozen=True)
+class DuckEndpoint:
+    """One duck; ``domain`` is an index into the domains."""
+
+    name: str
+    address: str
+    port: int
+    domain: int
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Times and limits; 0 means the default told in duckhost.h (struct duckhost_options)."""
+
+    poll_policy: wire.PollPolicy = wire.PollPolicy.BLOCK
+    silence_ms: int = 0
+    call_ms: int = 0
+    request_retry_us: int = 0
+    query_us: int = 0
+    retry_us_max: int = 0
+    nack_us: int = 0
+    ping_ms: int = 0
+    bulk_chunk_bytes: int = 0
+    bulk_chunks_max: int = 0
+    bulk_mbps: int = 0
+    socket_buffer_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Fault injection: probabilities per packet and direction, a random delay, ducks cut off."""
+
+    seed: int = 1
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+    delay_us: int = 0
+    cut_ducks: tuple[int, ...] = ()
+
+
+class Transport:
+    """The ducks of one fleet, reached through one port per domain. Nothing is sent on opening."""
+
+    def __init__(
+        self,
+        library: Path,
+        domains: Sequence[DomainEndpoint],
+        ducks: Sequence[DuckEndpoint],
+        key: bytes,
+        options: TransportOptions | None = None,
+    ) -> None:
+        if len(key) != wire.WIRE_KEY_BYTES:
+            raise ValueError(f"a fleet key has {wire.WIRE_KEY_BYTES} bytes, this one {len(key)}")
+        self._library = native.load(library)
+        self.build: str = self._library.duckhost_build().decode()
+        self._duck_count = len(ducks)
+        self._fleet: ctypes.c_void_p | None = None
+        fleet = ctypes.c_void_p()
+        settings = native.Options(**asdict(options or TransportOptions()))
+        domain_array = (native.Domain * len(domains))(*map(_domain, domains))
+        duck_array = (native.Duck * len(ducks))(*map(_duck, ducks))
+        error = native.Error()
+        code = self._library.duckhost_open(
+            domain_array,
+            len(domains),
+            duck_array,
+            len(ducks),
+            key,
+            settings,
+            ctypes.byref(fleet),
+            error,
+        )
+        _check(code, error)
+        self._fleet = fleet
+
+    # ---- single ducks --------------------------------------------------------------------------
+    def hello(self, duck: int, timeout_ms: int) -> tuple[wire.Info, int]:
+        """Begin a new session; what the duck tells about itself, and a round trip in ns."""
+        info, round_trip_ns, error = wire.Info(), ctypes.c_uint64(), native.Error()
+        code = self._library.duckhost_hello(
+            self._handle(), duck, timeout_ms, info, ctypes.byref(round_trip_ns), error
+        )
+        _check(code, error)
+        return info, round_trip_ns.value
+
+    def detach(self, duck: int) -> None:
+        """Forget the session with a duck; what waits for it fails."""
+        error = native.Error()
+        _check(self._library.duckhost_detach(self._handle(), duck, error), error)
+
+    def request(
+        self, duck: int, kind: wire.MessageType, payload: bytes, timeout_ms: int
+    ) -> tuple[wire.MessageType, bytes]:
+        """One request and its reply. An error status of the duck is a DuckRefusedError."""
+        reply = ctypes.create_string_buffer(REPLY_BYTES_MAX)
+        reply_type, reply_bytes, error = ctypes.c_uint32(), ctypes.c_uint32(), native.Error()
+        code = self._library.duckhost_request(
+            self._handle(),
+            duck,
+            kind,
+            payload,
+            len(payload),
+            timeout_ms,
+            reply,
+            len(reply),
+            ctypes.byref(reply_type),
+            ctypes.byref(reply_bytes),
+            error,
+        )
+        _check(code, error)
+        return wire.MessageType(reply_type.value), reply.raw[: reply_bytes.value]
+
+    def write(
+        self,
+        duck: int,
+        region: wire.Region,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        progress: native.Progress | None = None,
+    ) -> None:
+        """Write ``data`` to a reserved region; returns when the duck has all of it."""
+        with _address_of(data) as (address, size):
+            self.write_memory(duck, region, offset, address, size, progress)
+
+    def write_memory(
+        self,
+        duck: int,
+        region: wire.Region,
+        offset: int,
+        address: int,
+        size: int,
+        progress: native.Progress | None = None,
+    ) -> None:
+        """The same from an address, e.g. a mapped file or a tensor's data_ptr()."""
+        error = native.Error()
+        code = self._library.duckhost_write(
+            self._handle(), duck, region, offset, address, size, progress, error
+        )
+        _check(code, error)
+
+    # ---- compute -------------------------------------------------------------------------------
+    def session_open(self, ducks: Sequence[int], request: wire.Open, timeout_ms: int) -> None:
+        """Open a compute session of the loaded kernel on these ducks; closes the last one."""
+        error = native.Error()
+        mask = sum(1 << duck for duck in set(ducks))
+        code = self._library.duckhost_session_open(self._handle(), mask, request, timeout_ms, error)
+        _check(code, error)
+
+    def session_close(self) -> None:
+        """End the compute session; calls under way fail."""
+        error = native.Error()
+        _check(self._library.duckhost_session_close(self._handle(), error), error)
+
+    def submit(self, address: int, size: int) -> int:
+        """Send one message to every duck of the session; the bytes are copied. A ticket."""
+        ticket, error = ctypes.c_uint64(), native.Error()
+        code = self._library.duckhost_submit(
+            self._handle(), address, size, ctypes.byref(ticket), error
+        )
+        _check(code, error)
+        return ticket.value
+
+    def wait_sum(
+        self, ticket: int, dtype: wire.Dtype, out_address: int, count: int
+    ) -> native.Timing:
+        """Wait, add the ducks' outputs in duck order to ``count`` float32, release the ticket."""
+        timing, error = native.Timing(), native.Error()
+        code = self._library.duckhost_wait_sum(
+            self._handle(), ticket, dtype, out_address, count, timing, error
+        )
+        _check(code, error)
+        return timing
+
+    def wait(self, ticket: int) -> native.Timing:
+        """Wait only; then ``result`` for each duck, and ``release``."""
+        timing, error = native.Timing(), native.Error()
+        _check(self._library.duckhost_wait(self._handle(), ticket, timing, error), error)
+        return timing
+
+    def result(self, ticket: int, duck: int) -> bytes:
+        """A copy of one duck's output of a finished call."""
+        data, size, error = ctypes.c_void_p(), ctypes.c_uint32(), native.Error()
+        code = self._library.duckhost_result(
+            self._handle(), ticket, duck, ctypes.byref(data), ctypes.byref(size), error
+        )
+        _check(code, error)
+        return ctypes.string_at(data, size.value)
+
+    def release(self, ticket: int) -> None:
+        """Give back a ticket, whether its call is finished or not."""
+        error = native.Error()
+        _check(self._library.duckhost_release(self._handle(), ticket, error), error)
+
+    # ---- what is going on ----------------------------------------------------------------------
+    def duck_status(self, duck: int) -> native.DuckLinkStatus:
+        """Heartbeat and counters of one duck; never waits."""
+        status = native.DuckLinkStatus()
+        if self._library.duckhost_get_duck_status(self._handle(), duck, status) != 0:
+            raise ValueError(f"duck {duck}, there are {self._duck_count}")
+        return status
+
+    def domain_stats(self, domain: int) -> native.DomainStats:
+        """Counters of one domain's port; never waits."""
+        stats = native.DomainStats()
+        if self._library.duckhost_get_domain_stats(self._handle(), domain, stats) != 0:
+            raise ValueError(f"there is no domain {domain}")
+        return stats
+
+    def set_faults(self, faults: Faults) -> None:
+        """Inject faults from now on; ``Faults()`` ends it."""
+        error = native.Error()
+        settings = native.FaultSettings(
+            seed=faults.seed,
+            drop=faults.drop,
+            duplicate=faults.duplicate,
+            reorder=faults.reorder,
+            corrupt=faults.corrupt,
+            delay_us=faults.delay_us,
+            cut_ducks=sum(1 << duck for duck in set(faults.cut_ducks)),
+        )
+        _check(self._library.duckhost_set_faults(self._handle(), settings, error), error)
+
+    # ---- the end -------------------------------------------------------------------------------
+    def close(self) -> None:
+        """End the domain threads. No method may run in another thread; further calls do nothing."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            self._library.duckhost_close(fleet)
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _handle(self) -> ctypes.c_void_p:
+        if self._fleet is None:
+            raise TransportError("the transport is closed", code=TransportCode.CLOSED)
+        return self._fleet
+
+
+def _domain(endpoint: DomainEndpoint) -> native.Domain:
+    return native.Domain(
+        name=_text(endpoint.name, wire.WIRE_NAME_BYTES),
+        bind_address=_text(endpoint.bind_address or "", native.ADDRESS_BYTES),
+        call_address=_text(endpoint.call_address or "", native.ADDRESS_BYTES),
+        mtu=endpoint.mtu,
+    )
+
+
+def _duck(endpoint: DuckEndpoint) -> native.Duck:
+    return native.Duck(
+        name=_text(endpoint.name, wire.WIRE_NAME_BYTES),
+        address=_text(endpoint.address, native.ADDRESS_BYTES),
+        domain=endpoint.domain,
+        port=endpoint.port,
+    )
+
+
+def _text(text: str, room: int) -> bytes:
+    encoded = text.encode()
+    if len(encoded) >= room:
+        raise ValueError(f"{text!r} is too long: at most {room - 1} bytes")
+    return encoded
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer of Python's stable ABI (PEP 3118)."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+@contextlib.contextmanager
+def _address_of(data: bytes | bytearray | memoryview) -> Iterator[tuple[int, int]]:
+    """Where the bytes of a contiguous buffer lie (read-only maps too); pinned meanwhile."""
+    buffer = _PyBuffer()
+    simple_request = 0  # PyBUF_SIMPLE
+    ctypes.pythonapi.PyObject_GetBuffer(
+        ctypes.py_object(data), ctypes.byref(buffer), simple_request
+    )
+    try:
+        yield buffer.buf or 0, buffer.len
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+
+
+def _check(code: int, error: native.Error) -> None:
+    if code == TransportCode.OK:
+        return
+    kind = TransportCode(code)
+    raise CLASS_OF_CODE.get(kind, TransportError)(
+        error.text.decode(errors="replace"),
+        error.hint.decode(errors="replace"),
+        code=kind,
+        duck=error.duck,
+        ducks=tuple(i for i in range(native.DUCKS_MAX) if error.ducks >> i & 1),
+        status=error.status,
+        detail=error.detail,
+        value=error.value,
+    )

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls in flight, shared by the threads that submit and wait and by the domain threads that
+// send and gather. Call n lives in slot n % DUCK_WIRE_CALLS_IN_FLIGHT_MAX. All memory is taken when
+// a compute session opens.
+#pragma once
+
+#include "base.h"
+
+#include <condition_variable>
+#include <mutex>
+
+namespace duckhost {
+
+constexpr uint32_t kSlots = DUCK_WIRE_CALLS_IN_FLIGHT_MAX;
+
+struct CallPart {
+    enum State : uint32_t { waiting = 0, done = 1, failed = 2 };
+    // The domain thread writes the rest before it stores done or failed (release).
+    std::atomic<uint32_t> state{waiting};
+    uint32_t result_bytes = 0;
+    uint32_t kernel_ns = 0, queue_ns = 0;
+    uint64_t done_ns = 0;
+    uint8_t *result = nullptr;
+};
+
+struct CallSlot {
+    uint32_t number = 0;     // of the submitting threads
+    bool is_released = true; // the same
+    uint8_t *message = nullptr;
+    uint32_t bytes = 0;
+    uint64_t submit_ns = 0;
+    std::atomic<uint64_t> sent_ns{0};    // the last domain's last fragment went out
+    std::atomic<uint32_t> open_parts{0}; // ducks that neither finished nor failed
+    std::atomic<uint32_t> has_failed{0};
+    duckhost_error error{}; // the first failure; guarded by CallBoard::mutex
+    CallPart part[DUCKHOST_DUCKS_MAX];
+};
+
+// Memory straight from the system, zeroed, returned on destruction.
+class Mapping {
+  public:
+    Mapping() = default;
+    ~Mapping() { reset(); }
+    Mapping(const Mapping &) = delete;
+    Mapping &operator=(const Mapping &) = delete;
+    bool map(size_t bytes);
+    void reset();
+    uint8_t *data() const { return data_; }
+
+  private:
+    uint8_t *data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+class CallBoard {
+  public:
+    // Only while no domain thread looks at the slots (see Transport::session_open).
+    bool prepare(uint64_t ducks, uint32_t call_bytes_max, uint32_t result_bytes_max);
+
+    void clear() { ducks_.store(0); }
+
+    uint64_t ducks() const { return ducks_.load(); }
+    uint32_t call_bytes_max() const { return call_bytes_max_; }
+    uint32_t result_bytes_max() const { return result_bytes_max_; }
+    CallSlot &slot(uint32_t number) { return slot_[number % kSlots]; }
+
+    std::atomic<uint32_t> published{0}; // number of the newest call
+
+    // From the domain threads.
+    void finish_part(CallSlot &slot, uint32_t duck);
+    // `ends_session`: later calls fail with the same error until the session is opened again.
+    void fail_part(CallSlot &slot, uint32_t duck, const duckhost_error &error, bool ends_session);
+    void end_session(const duckhost_error &error);
+    static void note_sent(CallSlot &slot, uint64_t now);
+
+    // From the API threads. True when the session has ended; then *error tells why.
+    bool has_ended(duckhost_error *error);
+    void wait_finished(CallSlot &slot); // blocks until every part is done or one failed
+    void copy_error(CallSlot &slot, duckhost_error *error);
+    void abort_all(const duckhost_error &error); // wakes whoever waits for a call
+
+  private:
+    void notify();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::atomic<uint32_t> sleepers_{0};
+    bool has_ended_ = false;
+    duckhost_error end_error_{};
+    std::atomic<uint64_t> ducks_{0};
+    uint32_t call_bytes_max_ = 0, result_bytes_max_ = 0;
+    Mapping memory_;
+    CallSlot slot_[kSlots];
+};
+
+} // namespace duckhost

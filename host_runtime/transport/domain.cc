@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "domain.h"
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <sched.h>
+#include <sys/random.h>
+
+namespace duckhost {
+namespace {
+
+constexpr uint32_t kReceiveRounds = 8; // batches taken per turn before timers run
+constexpr uint32_t kYieldTurns = 20;   // sleep policy: yields before it sleeps
+constexpr uint64_t kSleep = 20 * kMicrosecond;
+constexpr uint64_t kIdleMax = 100 * kMillisecond;
+
+} // namespace
+
+bool random_bytes(void *out, size_t bytes) {
+    auto *next = static_cast<uint8_t *>(out);
+    while (bytes > 0) {
+        ssize_t got = getrandom(next, bytes, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        next += got;
+        bytes -= static_cast<size_t>(got);
+    }
+    return true;
+}
+
+// ---- set-up and the other threads' side ---------------------------------------------------------
+
+Domain::Domain(const duckhost_domain &config, const duckhost_options &options,
+               const uint8_t *fleet_key, CallBoard &board)
+    : config_(config), options_(options), fleet_key_(fleet_key), board_(board) {}
+
+Domain::~Domain() { stop(); }
+
+Link &Domain::add_duck(const duckhost_duck &config, uint32_t index, Peer peer) {
+    auto link = std::make_unique<Link>();
+    std::snprintf(link->name, sizeof link->name, "%s", config.name);
+    std::snprintf(link->address_text, sizeof link->address_text, "%s:%u", config.address,
+                  config.port);
+    link->index = index;
+    link->peer = peer;
+    peers_.push_back(peer);
+    links_.push_back(std::move(link));
+    return *links_.back();
+}
+
+int Domain::start(uint32_t bind_address, duckhost_error *error) {
+    auto inner =
+        open_udp_port({bind_address, call_peer_.address != 0, options_.socket_buffer_bytes}, error);
+    if (inner == nullptr) return DUCKHOST_ERR_SYSTEM;
+    port_ = std::make_unique<FaultPort>(std::move(inner), peers_);
+    if (!make_domain_key())
+        return fail(error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes: %s",
+                    std::strerror(errno));
+    thread_ = std::thread([this] { run(); });
+    return DUCKHOST_OK;
+}
+
+void Domain::stop() {
+    if (!thread_.joinable()) return;
+    is_stopping_.store(true);
+    port_->wake();
+    thread_.join();
+}
+
+void Domain::post(Op *op) {
+    {
+        std::lock_guard<std::mutex> guard(queue_mutex_);
+        if (!is_closed_) {
+            queue_.push(op);
+            op = nullptr;
+        }
+    }
+    if (op != nullptr) {
+        fail(&op->error, DUCKHOST_ERR_CLOSED, -1, "the transport is closed");
+        op->finish();
+        return;
+    }
+    has_commands_.store(true);
+    port_->wake();
+}
+
+// The domain thread stores is_sleeping_ before it looks for calls a last time.
+void Domain::wake_for_call() {
+    if (is_sleeping_.load()) port_->wake();
+}
+
+// ---- the thread ---------------------------------------------------------------------------------
+
+void Domain::run() {
+    while (!is_stopping_.load()) turn();
+    end_everything();
+}
+
+void Domain::turn() {
+    counters_.turns.add();
+    now_ = now_ns();
+    bool is_busy = receive() > 0;
+    is_busy |= take_commands();
+    is_busy |= calls_.take(*this);
+    const uint64_t deadline_ns = run_timers();
+    is_busy |= pump();
+    port_->flush();
+    if (is_busy) {
+        idle_turns_ = 0;
+        return;
+    }
+    idle(deadline_ns);
+}
+
+void Domain::idle(uint64_t deadline_ns) {
+    if (options_.poll_policy == DUCK_POLL_SPIN) {
+        __builtin_ia32_pause();
+        return;
+    }
+    uint64_t timeout_ns = kIdleMax;
+    now_ = now_ns();
+    if (deadline_ns <= now_) return;
+    if (deadline_ns - now_ < timeout_ns) timeout_ns = deadline_ns - now_;
+    if (options_.poll_policy == DUCK_POLL_SLEEP) {
+        bool is_waiting = false; // for a result: then react within microseconds
+        for (const auto &link : links_) is_waiting |= link->calls.is_waiting();
+        if (is_waiting) {
+            if (idle_turns_++ < kYieldTurns) {
+                sched_yield();
+                return;
+            }
+            if (timeout_ns > kSleep) timeout_ns = kSleep;
+            const timespec time = {0, static_cast<long>(timeout_ns)};
+            nanosleep(&time, nullptr);
+            return;
+        }
+    }
+    is_sleeping_.store(true);
+    if (!has_commands_.load() && !calls_.has_news(*this) && !is_stopping_.load())
+        port_->wait(timeout_ns);
+    is_sleeping_.store(false);
+    note_refused();
+}
+
+uint64_t Domain::run_timers() {
+    uint64_t next = kNever;
+    for (const auto &link : links_) {
+        const uint64_t due[] = {hello_timer(*link), ping_timer(*link), request_timer(*link),
+                                link->bulk.timer(*this, *link), link->calls.timer(*this, *link)};
+        for (uint64_t time : due)
+            if (time < next) next = time;
+    }
+    return next;
+}
+
+// Calls go first; bulk traffic takes turns between the ducks.
+bool Domain::pump() {
+    bool is_busy = calls_.pump(*this);
+    for (const auto &link : links_) is_busy |= link->bulk.pump(*this, *link);
+    return is_busy;
+}
+
+void Domain::note_refused() {
+    Peer peer;
+    if (!port_->refused(&peer)) return;
+    for (const auto &link : links_)
+        if (link->peer == peer) link->status.unreachable_notes.add();
+}
+
+void Domain::end_everything() {
+    duckhost_error error;
+    fail(&error, DUCKHOST_ERR_CLOSED, -1, "the transport is closed");
+    for (const auto &link : links_) {
+        link->calls.fail_all(*this, *link, error);
+        detach(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
+        fail_hello(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
+    }
+    std::lock_guard<std::mutex> guard(queue_mutex_);
+    is_closed_ = true;
+    while (Op *op = queue_.pop()) {
+        op->error = error;
+        op->finish();
+    }
+}
+
+// ---- commands -----------------------------------------------------------------------------------
+
+bool Domain::take_commands() {
+    if (!has_commands_.load()) return false;
+    OpList taken;
+    {
+        std::lock_guard<std::mutex> guard(queue_mutex_);
+        taken = queue_;
+        queue_ = OpList();
+        has_commands_.store(false);
+    }
+    while (Op *op = taken.pop()) execute(op);
+    return true;
+}
+
+void Domain::execute(Op *op) {
+    Link &link = *links_[op->link];
+    switch (op->kind) {
+    case Op::Kind::hello: start_hello(link, static_cast<HelloOp *>(op)); return;
+    case Op::Kind::request: start_request(link, static_cast<RequestOp *>(op)); return;
+    case Op::Kind::write: link.bulk.start(*this, link, static_cast<WriteOp *>(op)); return;
+    case Op::Kind::detach: detach(link, DUCKHOST_ERR_STATE, "was detached"); break;
+    case Op::Kind::faults: set_faults(*static_cast<FaultsOp *>(op)); break;
+    case Op::Kind::forget_calls: forget_calls(*static_cast<ForgetCallsOp *>(op)); break;
+    case Op::Kind::make_domain_key:
+        if (!make_domain_key())
+            fail(&op->error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes");
+        break;
+    }
+    op->finish();
+}
+
+void Domain::set_faults(const FaultsOp &op) { port_->set(op.faults, op.seed, op.cut_mask); }
+
+void Domain::forget_calls(const ForgetCallsOp &op) {
+    duckhost_error error;
+    fail(&error, DUCKHOST_ERR_STATE, -1, "the compute session was closed during the call");
+    calls_.forget();
+    for (const auto &link : links_) {
+        link->calls.fail_all(*this, *link, error);
+        link->calls.prepare(op.result_bytes_max, call_stride());
+    }
+}
+
+bool Domain::make_domain_key() {
+    uint32_t session = 0;
+    uint8_t raw[16];
+    if (!random_bytes(domain_nonce_, sizeof domain_nonce_)) return false;
+    while (session == 0)
+        if (!random_bytes(&session, sizeof session)) return false;
+    duck_domain_key_derive(fleet_key_, domain_nonce_, raw);
+    duck_seal_key_set(&domain_key_, raw, DUCK_KEY_DOMAIN, DUCK_TO_DUCK);
+    std::memset(raw, 0, sizeof raw);
+    domain_session_.store(session);
+    domain_key_used_.store(false);
+    return true;
+}
+
+// ---- sending ------------------------------------------------------------------------------------
+
+bool Domain::send(Link &link, const Message &message, uint32_t index) {
+    uint8_t *packet = port_->transmit_buffer();
+    if (packet == nullptr) {
+        counters_.transmit_full.add();
+        return false;
+    }
+    const uint32_t bytes = build_fragment(packet, message, index, link.session, DUCK_KEY_SESSION);
+    duck_seal(&link.to_duck, packet, bytes);
+    port_->transmit(bytes, &link.peer, 1);
+    link.status.packets_sent.add();
+    link.status.bytes_sent.add(bytes);
+    return true;
+}
+
+bool Domain::send_whole(Link &link, uint8_t type, uint32_t sequence, const void *data,
+                        uint32_t bytes) {
+    Message message;
+    message.type = type;
+    message.sequence = sequence;
+    message.data = static_cast<const uint8_t *>(data);
+    message.bytes = bytes;
+    message.stride = call_stride();
+    return send(link, message, 0);
+}
+
+bool Domain::send_to_all(const Message &message, uint32_t index, uint64_t members) {
+    uint8_t *packet = port_->transmit_buffer();
+    if (packet == nullptr) {
+        counters_.transmit_full.add();
+        return false;
+    }
+    const uint32_t bytes =
+        build_fragment(packet, message, index, domain_session_.load(), DUCK_KEY_DOMAIN);
+    duck_seal(&domain_key_, packet, bytes);
+    domain_key_used_.store(true, std::memory_order_relaxed);
+    Peer to[DUCKHOST_DUCKS_MAX];
+    size_t count = 0;
+    for (const auto &link : links_) {
+        if ((members >> link->index & 1) == 0) continue;
+        to[count++] = link->peer;
+        link->status.packets_sent.add();
+        link->status.bytes_sent.add(bytes);
+    }
+    if (call_peer_.address != 0)
+        port_->transmit(bytes, &call_peer_, 1);
+    else
+        port_->transmit(bytes, to, count);
+    return true;
+}
+
+// ---- receiving ----------------------------------------------------------------------------------
+
+size_t Domain::receive() {
+    ReceivedPacket batch[kReceiveBatch];
+    size_t total = 0;
+    for (uint32_t round = 0; round < kReceiveRounds; round++) {
+        const size_t count = port_->receive(batch, kReceiveBatch);
+        for (size_t i = 0; i < count; i++) take(batch[i]);
+        total += count;
+        if (count < kReceiveBatch) break;
+    }
+    return total;
+}
+
+void Domain::take(const ReceivedPacket &packet) {
+    duck_packet_header header;
+    const duck_check check = duck_packet_check(packet.data, packet.bytes, &header);
+    if (check == DUCK_CHECK_SHORT) return counters_.dropped_short.add();
+    if (check == DUCK_CHECK_MAGIC) return counters_.dropped_magic.add();
+    if (check == DUCK_CHECK_VERSION) return counters_.dropped_version.add();
+    Link *link = nullptr;
+    for (const auto &candidate : links_)
+        if (candidate->peer == packet.peer) link = candidate.get();
+    if (link == nullptr) return counters_.dropped_source.add();
+    if (check != DUCK_CHECK_OK) {
+        counters_.dropped_size.add();
+        return link->status.dropped_size.add();
+    }
+    if (header.key == DUCK_KEY_FLEET)
+        take_info(*link, header, packet);
+    else
+        take_session(*link, header, packet);
+}
+
+void Domain::take_session(Link &link, const duck_packet_header &header,
+                          const ReceivedPacket &packet) {
+    if (header.key != DUCK_KEY_SESSION) return link.status.dropped_type.add();
+    if (!link.is_attached() || header.session != link.session)
+        return link.status.dropped_session.add();
+    const duck_check check =
+        duck_open_sealed(&link.to_host, &link.window, packet.data, packet.bytes);
+    if (check == DUCK_CHECK_REPLAY) return link.status.dropped_replay.add();
+    if (check != DUCK_CHECK_OK) return link.status.dropped_mac.add();
+    link.status.heard_ns.set(now_);
+    link.status.packets_received.add();
+    link.status.bytes_received.add(packet.bytes);
+    dispatch(link, header, packet.data + sizeof header);
+}
+
+// A struct payload in one packet, copied out (packets are not aligned). Texts at its end may be cut
+// short: what is missing is zero. False: wrong size.
+template <typename T>
+static bool read_payload(Link &link, const duck_packet_header &header, const uint8_t *payload,
+                         T *out) {
+    if (header.payload_bytes != header.message_bytes || header.payload_bytes > sizeof *out ||
+        header.payload_bytes < offsetof(T, text)) {
+        link.status.dropped_size.add();
+        return false;
+    }
+    *out = {};
+    std::memcpy(out, payload, header.payload_bytes);
+    return true;
+}
+
+// NACK and WRITE_ACK carry only their used ranges.
+static bool read_nack(Link &link, const duck_packet_header &header, const uint8_t *payload,
+                      duck_nack *out) {
+    constexpr uint32_t fixed_bytes = offsetof(duck_nack, range);
+    *out = {};
+    bool is_fine = header.message_bytes == header.payload_bytes &&
+                   header.payload_bytes >= fixed_bytes && header.payload_bytes <= sizeof *out;
+    if (is_fine) {
+        std::memcpy(out, payload, header.payload_bytes);
+        is_fine = out->range_count <= DUCK_WIRE_NACK_RANGES_MAX &&
+                  header.payload_bytes == fixed_bytes + out->range_count * sizeof(duck_nack_range);
+    }
+    if (!is_fine) link.status.dropped_size.add();
+    return is_fine;
+}
+
+void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_t *payload) {
+    duck_nack nack;
+    duck_fault fault;
+    duck_done done;
+    switch (header.type) {
+    case DUCK_MSG_RESULT: return link.calls.take_result(*this, link, header, payload);
+    case DUCK_MSG_PONG: return take_pong(link, header, payload);
+    case DUCK_MSG_NACK:
+        if (read_nack(link, header, payload, &nack))
+            link.calls.take_nack(*this, link, header.sequence, nack);
+        return;
+    case DUCK_MSG_BUSY: return link.calls.take_busy(*this, header.sequence);
+    case DUCK_MSG_FAULT:
+        if (read_payload(link, header, payload, &fault)) link.calls.take_fault(*this, link, fault);
+        return;
+    case DUCK_MSG_WRITE_ACK:
+        if (read_nack(link, header, payload, &nack))
+            link.bulk.take_ack(*this, link, header.sequence, nack);
+        return;
+    case DUCK_MSG_DONE:
+        if ((header.sequence & kWriteSequenceBit) != 0) {
+            if (read_payload(link, header, payload, &done))
+                link.bulk.take_refusal(*this, link, header.sequence & ~kWriteSequenceBit, done);
+            return;
+        }
+        return take_reply(link, header, payload);
+    case DUCK_MSG_LOG:
+    case DUCK_MSG_STATS:
+    case DUCK_MSG_READ_DATA: return take_reply(link, header, payload);
+    default: link.status.dropped_type.add();
+    }
+}
+
+// ---- errors -------------------------------------------------------------------------------------
+
+void hint_silent(const Link &link, duckhost_error *error) {
+    if (link.status.unreachable_notes.get() > 0)
+        set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
+    else if (link.status.dropped_mac.get() > 0)
+        set_hint(error,
+                 "packets with a wrong seal came from there: does it have this fleet's key?");
+    else
+        set_hint(error, "is it powered on, on this network, and does it have this fleet's key? "
+                        "A duck ignores a host with another fleet key");
+}
+
+void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns, const char *during) {
+    fail(error, DUCKHOST_ERR_UNREACHABLE, static_cast<int>(link.index),
+         "%s (%s) does not answer: nothing received for %.1f s during %s", link.name,
+         link.address_text, static_cast<double>(silent_ns) * 1e-9, during);
+    hint_silent(link, error);
+}
+
+} // namespace duckhost

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One domain: its port, its ducks, and the thread that owns both.
+#pragma once
+
+#include "call_board.h"
+#include "fault_port.h"
+#include "link.h"
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace duckhost {
+
+struct DomainCounters {
+    Counter dropped_short, dropped_magic, dropped_version, dropped_size, dropped_source;
+    Counter transmit_full, turns;
+};
+
+class Domain {
+  public:
+    // `fleet_key` outlives the domain.
+    Domain(const duckhost_domain &config, const duckhost_options &options, const uint8_t *fleet_key,
+           CallBoard &board);
+    ~Domain();
+    Domain(const Domain &) = delete;
+    Domain &operator=(const Domain &) = delete;
+
+    // Before start().
+    Link &add_duck(const duckhost_duck &config, uint32_t index, Peer peer);
+    void set_call_peer(Peer peer) { call_peer_ = peer; } // broadcast
+    int start(uint32_t bind_address, duckhost_error *error);
+
+    // From any thread.
+    void stop(); // ends the thread; everything under way ends with DUCKHOST_ERR_CLOSED
+    void post(Op *op);
+    void wake_for_call();
+    const char *name() const { return config_.name; }
+    const DomainCounters &domain_counters() const { return counters_; }
+    const FaultPort &port() const { return *port_; }
+    size_t duck_count() const { return links_.size(); }
+    const Link &link(size_t i) const { return *links_[i]; }
+
+    // From any thread. Has the key of D packets sealed any, and which session number do they carry?
+    bool domain_key_used() const { return domain_key_used_.load(); }
+    uint32_t domain_session() const { return domain_session_.load(); }
+
+    // For the parts of the domain thread (session.cc, request.cc, bulk.cc, call.cc).
+    uint64_t now() const { return now_; }
+    const duckhost_options &options() const { return options_; }
+    CallBoard &board() { return board_; }
+    uint16_t write_stride() const { return stride_for_mtu(config_.mtu, sizeof(duck_write_prefix)); }
+    // False when the port's queue is full: the caller's timer tries again.
+    bool send(Link &link, const Message &message, uint32_t index);
+    bool send_whole(Link &link, uint8_t type, uint32_t sequence, const void *data, uint32_t bytes);
+    // To all ducks of `members` at once: sealed once with the domain key.
+    bool send_to_all(const Message &message, uint32_t index, uint64_t members);
+    Port &transmit_port() { return *port_; }
+    const DomainCalls &calls() const { return calls_; }
+    uint16_t call_stride() const { return stride_for_mtu(config_.mtu, 0); }
+    std::vector<std::unique_ptr<Link>> &links() { return links_; }
+
+  private:
+    void run();
+    void turn();
+    size_t receive();
+    void take(const ReceivedPacket &packet);
+    void take_info(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
+    void take_session(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
+    void dispatch(Link &link, const duck_packet_header &header, const uint8_t *payload);
+    bool take_commands();
+    void execute(Op *op);
+    void set_faults(const FaultsOp &op);
+    void forget_calls(const ForgetCallsOp &op);
+    bool make_domain_key();
+    uint64_t run_timers();
+    bool pump();
+    void idle(uint64_t deadline_ns);
+    void note_refused();
+    void end_everything();
+
+    // session.cc
+    void start_hello(Link &link, HelloOp *op);
+    void send_hello(Link &link);
+    void finish_hello(Link &link);
+    void fail_hello(Link &link, duckhost_code code, const char *text);
+    uint64_t hello_timer(Link &link);
+    void attach(Link &link, const duck_info &info);
+    void detach(Link &link, duckhost_code code, const char *reason);
+    void send_ping(Link &link);
+    uint64_t ping_timer(Link &link);
+    void take_pong(Link &link, const duck_packet_header &header, const uint8_t *payload);
+    // request.cc
+    void start_request(Link &link, RequestOp *op);
+    void send_request(Link &link, RequestState &request);
+    uint64_t request_timer(Link &link);
+    void take_reply(Link &link, const duck_packet_header &header, const uint8_t *payload);
+    void finish_request(Link &link, RequestState &request);
+    void fail_requests(Link &link, duckhost_code code, const char *reason);
+
+    duckhost_domain config_;
+    duckhost_options options_;
+    const uint8_t *fleet_key_;
+    CallBoard &board_;
+    std::vector<std::unique_ptr<Link>> links_;
+    std::vector<Peer> peers_;
+    Peer call_peer_; // address 0 = none: CALLs go to each duck
+    std::unique_ptr<FaultPort> port_;
+    std::thread thread_;
+    DomainCounters counters_;
+
+    uint64_t now_ = 0;
+    uint32_t idle_turns_ = 0;
+    DomainCalls calls_;
+    duck_seal_key domain_key_{};
+    uint8_t domain_nonce_[DUCK_WIRE_NONCE_BYTES] = {};
+    std::atomic<uint32_t> domain_session_{0};
+    std::atomic<bool> domain_key_used_{false};
+
+    std::mutex queue_mutex_;
+    OpList queue_;
+    bool is_closed_ = false; // guarded by queue_mutex_
+    std::atomic<bool> has_commands_{false};
+    std::atomic<bool> is_stopping_{false};
+    std::atomic<bool> is_sleeping_{false};
+};
+
+// The error of a duck that owes an answer and is silent; `during` is e.g. "call 812".
+void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns, const char *during);
+// What the last packets tell about a duck that does not answer.
+void hint_silent(const Link &link, duckhost_error *error);
+
+bool random_bytes(void *out, size_t bytes);
+
+} // namespace duckhost

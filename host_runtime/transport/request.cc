@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests and their replies: repeated with growing pauses until the reply comes or a limit is
+// reached. A repetition has the same sequence number, so the duck never does it twice.
+#include "domain.h"
+
+#include <cstring>
+
+namespace duckhost {
+namespace {
+
+constexpr uint64_t kSoon = 1 * kMillisecond; // again, when the port's queue was full
+
+bool is_reply_to(uint8_t request, uint8_t reply) {
+    if (reply == DUCK_MSG_DONE) return true;
+    if (request == DUCK_MSG_READ) return reply == DUCK_MSG_READ_DATA;
+    return (request == DUCK_MSG_LOG || request == DUCK_MSG_STATS) && reply == request;
+}
+
+} // namespace
+
+void Domain::start_request(Link &link, RequestOp *op) {
+    if (!link.is_attached()) {
+        fail(&op->error, DUCKHOST_ERR_STATE, static_cast<int>(link.index),
+             "%s (%s) is not attached: %s needs a HELLO first", link.name, link.address_text,
+             message_type_text(op->type));
+        return op->finish();
+    }
+    for (RequestState &request : link.request) {
+        if (request.op != nullptr) continue;
+        request.op = op;
+        request.sequence = ++link.request_sequence;
+        request.backoff_ns = options_.request_retry_us * kMicrosecond;
+        return send_request(link, request);
+    }
+    link.request_queue.push(op);
+}
+
+void Domain::send_request(Link &link, RequestState &request) {
+    if (!send_whole(link, request.op->type, request.sequence, request.op->payload,
+                    request.op->payload_bytes)) {
+        request.next_ns = now_ + kSoon;
+        return;
+    }
+    request.next_ns = now_ + request.backoff_ns;
+    request.backoff_ns *= 2;
+    const uint64_t backoff_ns_max = options_.retry_us_max * kMicrosecond;
+    if (request.backoff_ns > backoff_ns_max) request.backoff_ns = backoff_ns_max;
+}
+
+uint64_t Domain::request_timer(Link &link) {
+    uint64_t next = kNever;
+    for (RequestState &request : link.request) {
+        RequestOp *op = request.op;
+        if (op == nullptr) continue;
+        const uint64_t heard_ns = link.status.heard_ns.get();
+        const uint64_t since_ns = heard_ns > op->start_ns ? heard_ns : op->start_ns;
+        const char *what = message_type_text(op->type);
+        if (now_ - since_ns >= op->silence_ns) {
+            fail_silent(link, &op->error, now_ - since_ns, what);
+            finish_request(link, request);
+            continue;
+        }
+        if (now_ >= op->deadline_ns) {
+            fail(&op->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
+                 "%s (%s) is alive, but did not finish %s within %.1f s", link.name,
+                 link.address_text, what,
+                 static_cast<double>(op->deadline_ns - op->start_ns) * 1e-9);
+            finish_request(link, request);
+            continue;
+        }
+        if (now_ >= request.next_ns) {
+            link.status.requests_resent.add();
+            send_request(link, request);
+        }
+        const uint64_t due[] = {request.next_ns, op->deadline_ns, since_ns + op->silence_ns};
+        for (uint64_t time : due)
+            if (time < next) next = time;
+    }
+    return next;
+}
+
+void Domain::take_reply(Link &link, const duck_packet_header &header, const uint8_t *payload) {
+    if (header.message_bytes != header.payload_bytes) return link.status.dropped_size.add();
+    for (RequestState &request : link.request) {
+        RequestOp *op = request.op;
+        if (op == nullptr || request.sequence != header.sequence) continue;
+        if (!is_reply_to(op->type, header.type)) return link.status.dropped_type.add();
+        const bool is_done = header.type == DUCK_MSG_DONE;
+        if (is_done && (header.payload_bytes < offsetof(duck_done, text) ||
+                        header.payload_bytes > sizeof(duck_done)))
+            return link.status.dropped_size.add();
+        // The text of DONE may be cut short; the asking side always gets the whole struct.
+        const auto whole_bytes =
+            is_done ? static_cast<uint32_t>(sizeof(duck_done)) : header.payload_bytes;
+        if (whole_bytes > op->reply_bytes_max) {
+            fail(&op->error, DUCKHOST_ERR_ARGUMENT, static_cast<int>(link.index),
+                 "%s (%s) answered %s with %u bytes, there is room for %u", link.name,
+                 link.address_text, message_type_text(op->type), whole_bytes, op->reply_bytes_max);
+            return finish_request(link, request);
+        }
+        std::memset(op->reply, 0, whole_bytes);
+        std::memcpy(op->reply, payload, header.payload_bytes);
+        op->reply_bytes = whole_bytes;
+        op->reply_type = header.type;
+        return finish_request(link, request);
+    }
+    // A reply to a repetition whose first answer was already taken: nothing to do.
+}
+
+void Domain::finish_request(Link &link, RequestState &request) {
+    RequestOp *op = request.op;
+    request.op = nullptr;
+    op->finish();
+    if (!link.request_queue.empty())
+        start_request(link, static_cast<RequestOp *>(link.request_queue.pop()));
+}
+
+void Domain::fail_requests(Link &link, duckhost_code code, const char *reason) {
+    auto end = [&](RequestOp *op) {
+        fail(&op->error, code, static_cast<int>(link.index), "%s (%s) %s during %s", link.name,
+             link.address_text, reason, message_type_text(op->type));
+        op->finish();
+    };
+    while (!link.request_queue.empty()) end(static_cast<RequestOp *>(link.request_queue.pop()));
+    for (RequestState &request : link.request) {
+        if (request.op == nullptr) continue;
+        RequestOp *op = request.op;
+        request.op = nullptr;
+        end(op);
+    }
+}
+
+} // namespace duckhost

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The port on plain UDP sockets: sendmmsg and recvmmsg, no privileges.
+#include "port.h"
+
+#include <arpa/inet.h>
+#include <cerrno>
+#include <cstring>
+#include <linux/errqueue.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <vector>
+
+namespace duckhost {
+namespace {
+
+constexpr size_t kTransmitBuffers = 256;
+constexpr size_t kTransmitEntries = 1024; // (buffer, peer) pairs queued at most
+constexpr size_t kTransmitBatch = 64;     // packets per sendmmsg
+constexpr int kErrorQueueReads = 8;
+
+class Descriptor {
+  public:
+    explicit Descriptor(int value) : value_(value) {}
+    ~Descriptor() {
+        if (value_ >= 0) close(value_);
+    }
+    Descriptor(const Descriptor &) = delete;
+    Descriptor &operator=(const Descriptor &) = delete;
+    int get() const { return value_; }
+
+  private:
+    int value_;
+};
+
+sockaddr_in socket_address(const Peer &peer) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = peer.address;
+    address.sin_port = peer.port;
+    return address;
+}
+
+class UdpPort final : public Port {
+  public:
+    UdpPort(int socket, int event) : socket_(socket), event_(event) {
+        transmit_room_.resize(kTransmitBuffers * kPacketRoom);
+        receive_room_.resize(kReceiveBatch * kPacketRoom);
+        for (size_t i = 0; i < kReceiveBatch; i++) {
+            receive_part_[i] = {receive_room_.data() + i * kPacketRoom, kPacketRoom};
+            receive_head_[i] = {};
+            receive_head_[i].msg_hdr.msg_iov = &receive_part_[i];
+            receive_head_[i].msg_hdr.msg_iovlen = 1;
+            receive_head_[i].msg_hdr.msg_name = &receive_from_[i];
+        }
+    }
+
+    uint8_t *transmit_buffer() override {
+        if (buffers_used_ == kTransmitBuffers ||
+            entries_used_ + DUCKHOST_DUCKS_MAX > kTransmitEntries)
+            flush();
+        if (buffers_used_ == kTransmitBuffers ||
+            entries_used_ + DUCKHOST_DUCKS_MAX > kTransmitEntries)
+            return nullptr;
+        return transmit_room_.data() + buffers_used_ * kPacketRoom;
+    }
+
+    void transmit(uint32_t bytes, const Peer *peers, size_t count) override {
+        uint8_t *data = transmit_room_.data() + buffers_used_++ * kPacketRoom;
+        for (size_t i = 0; i < count; i++) entry_[entries_used_++] = {data, bytes, peers[i]};
+        if (entries_used_ - entries_sent_ >= kTransmitBatch) flush();
+    }
+
+    void flush() override {
+        while (entries_sent_ < entries_used_) {
+            int sent = send_batch();
+            if (sent < 0) return; // the socket is full: the queue stays, wait() watches it
+            entries_sent_ += static_cast<size_t>(sent);
+        }
+        entries_sent_ = entries_used_ = buffers_used_ = 0;
+    }
+
+    size_t receive(ReceivedPacket *out, size_t count_max) override {
+        size_t count = count_max < kReceiveBatch ? count_max : kReceiveBatch;
+        for (size_t i = 0; i < count; i++)
+            receive_head_[i].msg_hdr.msg_namelen = sizeof receive_from_[i];
+        int got = recvmmsg(socket_.get(), receive_head_, static_cast<unsigned>(count), MSG_DONTWAIT,
+                           nullptr);
+        if (got < 0) {
+            if (errno != EAGAIN && errno != EINTR) read_error_queue();
+            return 0;
+        }
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < static_cast<size_t>(got); i++) {
+            // A datagram longer than the room is cut by the system; its header tells and drops it.
+            out[i] = {receive_room_.data() + i * kPacketRoom,
+                      receive_head_[i].msg_len,
+                      {receive_from_[i].sin_addr.s_addr, receive_from_[i].sin_port}};
+            bytes += receive_head_[i].msg_len;
+        }
+        counters_.packets_received.add(static_cast<uint64_t>(got));
+        counters_.bytes_received.add(bytes);
+        return static_cast<size_t>(got);
+    }
+
+    void wait(uint64_t timeout_ns) override {
+        pollfd watched[2] = {{socket_.get(), POLLIN, 0}, {event_.get(), POLLIN, 0}};
+        if (entries_sent_ < entries_used_) watched[0].events |= POLLOUT;
+        timespec timeout = {static_cast<time_t>(timeout_ns / 1000000000u),
+                            static_cast<long>(timeout_ns % 1000000000u)};
+        if (ppoll(watched, 2, &timeout, nullptr) <= 0) return;
+        if ((watched[1].revents & POLLIN) != 0) {
+            uint64_t count;
+            if (read(event_.get(), &count, sizeof count) < 0) return;
+        }
+        if ((watched[0].revents & POLLERR) != 0) read_error_queue();
+    }
+
+    void wake() override {
+        const uint64_t one = 1;
+        if (write(event_.get(), &one, sizeof one) < 0) return; // full counter: awake anyway
+    }
+
+    bool refused(Peer *peer) override {
+        if (!has_refused_) return false;
+        has_refused_ = false;
+        *peer = refused_;
+        return true;
+    }
+
+    const PortCounters &counters() const override { return counters_; }
+
+  private:
+    struct Entry {
+        uint8_t *data;
+        uint32_t bytes;
+        Peer peer;
+    };
+
+    // Packets sent, or -1 when the socket takes no more now.
+    int send_batch() {
+        size_t count = entries_used_ - entries_sent_;
+        if (count > kTransmitBatch) count = kTransmitBatch;
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < count; i++) {
+            const Entry &entry = entry_[entries_sent_ + i];
+            transmit_to_[i] = socket_address(entry.peer);
+            transmit_part_[i] = {entry.data, entry.bytes};
+            transmit_head_[i] = {};
+            transmit_head_[i].msg_hdr.msg_name = &transmit_to_[i];
+            transmit_head_[i].msg_hdr.msg_namelen = sizeof transmit_to_[i];
+            transmit_head_[i].msg_hdr.msg_iov = &transmit_part_[i];
+            transmit_head_[i].msg_hdr.msg_iovlen = 1;
+        }
+        int sent =
+            sendmmsg(socket_.get(), transmit_head_, static_cast<unsigned>(count), MSG_DONTWAIT);
+        if (sent < 0) {
+            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return -1;
+            // An error that belongs to this packet (or an ICMP note about an earlier one): the
+            // packet counts as lost, its repetition timer repairs it.
+            if (errno == ECONNREFUSED) {
+                read_error_queue();
+                return 0;
+            }
+            counters_.send_errors.add();
+            return 1;
+        }
+        for (int i = 0; i < sent; i++) bytes += transmit_part_[i].iov_len;
+        counters_.packets_sent.add(static_cast<uint64_t>(sent));
+        counters_.bytes_sent.add(bytes);
+        return sent;
+    }
+
+    void read_error_queue() {
+        for (int i = 0; i < kErrorQueueReads; i++) {
+            sockaddr_in to{};
+            alignas(cmsghdr) char control[256];
+            char byte;
+            iovec part = {&byte, 1};
+            msghdr head{};
+            head.msg_name = &to;
+            head.msg_namelen = sizeof to;
+            head.msg_iov = &part;
+            head.msg_iovlen = 1;
+            head.msg_control = control;
+            head.msg_controllen = sizeof control;
+            if (recvmsg(socket_.get(), &head, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+            refused_ = {to.sin_addr.s_addr, to.sin_port};
+            has_refused_ = true;
+        }
+    }
+
+    Descriptor socket_, event_;
+    std::vector<uint8_t> transmit_room_, receive_room_;
+    size_t buffers_used_ = 0, entries_used_ = 0, entries_sent_ = 0;
+    Entry entry_[kTransmitEntries];
+    mmsghdr transmit_head_[kTransmitBatch], receive_head_[kReceiveBatch];
+    iovec transmit_part_[kTransmitBatch], receive_part_[kReceiveBatch];
+    sockaddr_in transmit_to_[kTransmitBatch], receive_from_[kReceiveBatch];
+    Peer refused_;
+    bool has_refused_ = false;
+    PortCounters counters_;
+};
+
+// Ask for large buffers; privileged processes get them beyond the system's limit.
+void set_buffer(int socket, int forced_option, int option, uint32_t bytes) {
+    int value = static_cast<int>(bytes);
+    if (setsockopt(socket, SOL_SOCKET, forced_option, &value, sizeof value) == 0) return;
+    setsockopt(socket, SOL_SOCKET, option, &value, sizeof value);
+}
+
+} // namespace
+
+std::unique_ptr<Port> open_udp_port(const UdpPortOptions &options, duckhost_error *error) {
+    int socket_fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (socket_fd < 0 || event_fd < 0) {
+        fail(error, DUCKHOST_ERR_SYSTEM, -1, "cannot open a UDP socket: %s", std::strerror(errno));
+        Descriptor close_socket(socket_fd), close_event(event_fd);
+        return nullptr;
+    }
+    auto port = std::make_unique<UdpPort>(socket_fd, event_fd);
+    const int on = 1, discover = IP_PMTUDISC_DO; // a packet larger than the MTU is an error
+    setsockopt(socket_fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
+    setsockopt(socket_fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
+    if (options.broadcast) setsockopt(socket_fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
+    set_buffer(socket_fd, SO_SNDBUFFORCE, SO_SNDBUF, options.socket_buffer_bytes);
+    set_buffer(socket_fd, SO_RCVBUFFORCE, SO_RCVBUF, options.socket_buffer_bytes);
+    sockaddr_in address = socket_address({options.bind_address, 0});
+    if (bind(socket_fd, reinterpret_cast<const sockaddr *>(&address), sizeof address) != 0) {
+        char text[INET_ADDRSTRLEN] = "";
+        const int reason = errno;
+        inet_ntop(AF_INET, &options.bind_address, text, sizeof text);
+        fail(error, DUCKHOST_ERR_SYSTEM, -1, "cannot bind a UDP socket to %s: %s", text,
+             std::strerror(reason));
+        set_hint(error, "is this address configured on this machine? See `ip address`");
+        return nullptr;
+    }
+    return port;
+}
+
+} // namespace duckhost
