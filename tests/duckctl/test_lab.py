@@ -18,9 +18,9 @@ from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
 from duckctl.inventory import load_inventory
 from duckctl.lab import ducks as lab
-from duckctl.lab.state import LabDuck, LabFolder, LabShape, LabState
+from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
 from duckctl.native import native_path
-from duckctl.process import end, identify, is_same, wait_until
+from duckctl.process import end, identify, is_same, start_detached, wait_until
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_up_starts_only_what_is_missing(folder: LabFolder) -> None:
 
 def test_another_shape_is_refused_while_ducks_run(folder: LabFolder) -> None:
     lab.up(folder, SHAPE)
-    with pytest.raises(UsageError, match="another shape runs .*3 ducks in 2 domains"):
+    with pytest.raises(UsageError, match=r"another shape runs .*3 ducks in 2 domains"):
         lab.up(folder, LabShape(4, 2, 1, 1500, "block"))
 
 
@@ -216,16 +216,15 @@ def test_a_failed_start_leaves_no_process(
     broken.write_text("#!/bin/sh\necho 'no pond here' >&2\nexit 7\n", encoding="utf-8")
     broken.chmod(0o755)
     started: list[subprocess.Popen[bytes]] = []
-    real_start = lab.start_detached
 
     def start(arguments: list[str], log: Path, tied: bool) -> subprocess.Popen[bytes]:
         if "d03" in arguments:
             arguments = [str(broken), *arguments[1:]]
-        started.append(real_start(arguments, log, tied))
+        started.append(start_detached(arguments, log, tied))
         return started[-1]
 
-    monkeypatch.setattr(lab, "start_detached", start)
-    with pytest.raises(lab.LabError, match=r"d03 ended with exit code 7(.|\n)*no pond here"):
+    monkeypatch.setattr("duckctl.lab.ducks.start_detached", start)
+    with pytest.raises(LabError, match=r"d03 ended with exit code 7(.|\n)*no pond here"):
         lab.up(folder, SHAPE)
     assert len(started) == 3
     assert all(process.poll() is not None for process in started)
