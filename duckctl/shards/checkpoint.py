@@ -45,6 +45,7 @@ JSON_BYTES_MAX = 256_000_000
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 EXPERT_DTYPES = ("F8_E4M3", "BF16")
 SCALE_DTYPES = ("F32", "BF16")
+SUPPORTED_WEIGHTS = "supported: F8_E4M3 with 128x128 block scales, or BF16; use such a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +308,11 @@ class _ExpertBuilder:
             matrices[projection] = MatrixSource(
                 name, entry.dtype, rows, columns, entry.path, entry.offset, entry.size_bytes, scale
             )
-        return ExpertSource(layer, expert, matrices["gate"], matrices["up"], matrices["down"])
+        source = ExpertSource(layer, expert, matrices["gate"], matrices["up"], matrices["down"])
+        if len({matrix.dtype for matrix in source.matrices}) != 1:
+            types = ", ".join(f"{matrix.name} {matrix.dtype}" for matrix in source.matrices)
+            raise CheckpointError(f"one expert mixes data types: {types}", SUPPORTED_WEIGHTS)
+        return source
 
     def _fused_layer(self, layer: int) -> tuple[ExpertSource, ...]:
         count = self.shape.expert_count
@@ -320,7 +325,8 @@ class _ExpertBuilder:
             if entry.dtype != "BF16":
                 raise CheckpointError(
                     f"tensor '{entry.name}' in {entry.path} is {entry.dtype}; experts in one "
-                    "tensor are supported as BF16 only"
+                    "tensor are supported as BF16 only",
+                    SUPPORTED_WEIGHTS,
                 )
             self.used.add(entry.name)
         size = 2 * moe * hidden
@@ -345,7 +351,8 @@ class _ExpertBuilder:
         if entry.dtype not in allowed:
             raise CheckpointError(
                 f"tensor '{entry.name}' in {entry.path} is {entry.dtype}, "
-                f"expected {' or '.join(allowed)}"
+                f"expected {' or '.join(allowed)}",
+                SUPPORTED_WEIGHTS,
             )
         if entry.dtype != "F8_E4M3":
             return None
@@ -363,7 +370,8 @@ class _ExpertBuilder:
         check_shape(scale, tuple(ceil_div(size, BLOCK) for size in entry.shape))
         if scale.dtype not in SCALE_DTYPES:
             raise CheckpointError(
-                f"tensor '{scale.name}' in {scale.path} is {scale.dtype}, expected F32"
+                f"tensor '{scale.name}' in {scale.path} is {scale.dtype}, expected F32",
+                SUPPORTED_WEIGHTS,
             )
         self.used.add(scale.name)
         return scale

@@ -108,6 +108,7 @@ class PackLibrary:
         library.duck_unpack_record.argtypes = [
             ctypes.POINTER(_Slice), pointer, pointer, pointer, pointer, report,
         ]  # fmt: skip
+        library.duck_pack_check_directory.argtypes = [pointer, u64, report]
         self._library: Any = library
 
     def record_bytes(self, layout: RegionLayout) -> int:
@@ -151,6 +152,15 @@ class PackLibrary:
         if status != _OK:
             raise _refusal(status, report, matrices)
         return PackError(tuple(report.squared_error), tuple(report.squared_sum))
+
+    def check_directory(self, directory: Bytes, region_bytes: int) -> None:
+        """The checks that the kernel makes before it uses a weights region."""
+        report = _Report()
+        status = self._library.duck_pack_check_directory(
+            directory.ctypes.data, region_bytes, ctypes.byref(report)
+        )
+        if status != _OK:
+            raise PackLibraryError(f"the directory does not add up: {_text(report)}")
 
     def unpack_record(self, layout: RegionLayout, record: Bytes) -> tuple[Floats, Floats, Floats]:
         """Weights of a record: gate [rows, hidden], up [rows, hidden], down [hidden, rows]."""

@@ -37,11 +37,15 @@ def fsync_directory(path: Path) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """All of ``data`` or nothing is at ``path`` afterwards, even after a power loss."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_directory(path.parent)
 
 
