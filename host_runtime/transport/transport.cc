@@ -82,14 +82,20 @@ int Transport::open(const duckhost_domain *domains, uint32_t domain_count,
 }
 
 Transport::~Transport() {
+    stop();
+    explicit_bzero(fleet_key_, sizeof fleet_key_);
+}
+
+void Transport::stop() {
     duckhost_error error;
     fail(&error, DUCKHOST_ERR_CLOSED, -1, "the transport is closed");
     board_.end_session(error);
+    {
+        std::lock_guard<std::mutex> guard(submit_mutex_);
+        is_open_ = false; // a call published before this is among those aborted below
+    }
     for (const auto &domain : domains_) domain->stop();
     board_.abort_all(error);
-    // Whoever still waits for a call leaves before the board goes.
-    std::unique_lock<std::shared_mutex> lock(session_mutex_);
-    explicit_bzero(fleet_key_, sizeof fleet_key_);
 }
 
 int Transport::add_domain(const duckhost_domain &config, duckhost_error *error) {

@@ -18,6 +18,8 @@ class Transport {
              uint32_t duck_count, const uint8_t *fleet_key, const duckhost_options &options,
              duckhost_error *error);
     ~Transport();
+    // Ends the threads; whoever waits in another method gets DUCKHOST_ERR_CLOSED.
+    void stop();
 
     int hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint64_t *round_trip_ns,
               duckhost_error *error);
