@@ -112,6 +112,10 @@ class MessageBuffer:
         rows.copy_(hidden.reshape(-1))
         return layout.size_bytes
 
+    def raw(self, size_bytes: int) -> bytes:
+        """A copy of the first bytes, to look at."""
+        return ctypes.string_at(self.address, size_bytes)
+
     def _view(self, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         return self._bytes[begin:end].view(dtype)
 
@@ -152,9 +156,9 @@ class RemoteExperts:
         ``progress(bytes_done, bytes_total)`` is called every two seconds while weights load.
         """
         try:
-            self._manager.start(progress)
             if self._options.faults is not None:
                 self.set_faults(self._options.faults)
+            self._manager.start(progress)
         except BaseException:
             self.close()
             raise

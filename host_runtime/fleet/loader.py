@@ -231,10 +231,10 @@ class DuckLoader:
         self, region: wire.Region, offset: int, size: int, sha256: bytes, set_id: bytes | None
     ) -> None:
         commit = wire.Commit(region=region, offset=offset, bytes=size)
-        commit.sha256[:] = sha256
+        commit.sha256[:] = list(sha256)
         if set_id is not None:
             commit.flags = wire.COMMIT_LAST
-            commit.set_id[:] = set_id
+            commit.set_id[:] = list(set_id)
         timeout_ms = REQUEST_TIMEOUT_MS + size * 1000 // HASH_BYTES_PER_S_MIN
         self._request(wire.MessageType.COMMIT, bytes(commit), timeout_ms)
 

@@ -31,7 +31,7 @@ def good_facts() -> DuckFacts:
         platform=wire.Platform.DUCKOS,
         temperature_mc=41500,
     )
-    info.build[:] = bytes.fromhex(NEEDS.build)
+    info.build[:] = list(bytes.fromhex(NEEDS.build))
     return facts_of(info)
 
 
@@ -98,7 +98,7 @@ def test_a_fresh_session_is_not_judged_by_an_older_heartbeat() -> None:
 
 
 def transport_error(code: TransportCode, status: int = 0) -> TransportError:
-    return TransportError(code, "d02: something", ducks=(1,), status=status)
+    return TransportError("d02: something", code=code, ducks=(1,), status=status)
 
 
 def test_what_a_failed_call_says_of_the_duck() -> None:
