@@ -168,9 +168,7 @@ def unpack(record: U8, fmt: int, hidden: int, first_row: int, rows: int) -> tupl
     down = np.empty((hidden, rows), np.float32)
     report = Report()
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (record, gate, up, down)]
-    _check(
-        LIBRARY.duck_unpack_record(ctypes.byref(part), *pointers, ctypes.byref(report)), report
-    )
+    _check(LIBRARY.duck_unpack_record(ctypes.byref(part), *pointers, ctypes.byref(report)), report)
     return gate, up, down
 
 

@@ -193,7 +193,14 @@ class Kernel:
         written = ctypes.c_uint32()
         text = ctypes.create_string_buffer(92)
         status = LIBRARY.duck_harness_call(
-            self._handle, message, len(message), output, output_bytes, ctypes.byref(written), text, None
+            self._handle,
+            message,
+            len(message),
+            output,
+            output_bytes,
+            ctypes.byref(written),
+            text,
+            None,
         )
         if status != 0:
             assert written.value == 0
@@ -235,9 +242,7 @@ def make_call(
     body += weights.astype("<f4").tobytes()
     body += bytes(-len(body) % 64)
     dtype = BF16 if x.dtype == np.uint16 else F32
-    CALL.pack_into(
-        body, 0, MAGIC, layer, tokens, top_k, x.shape[1], dtype, result, 0, len(body), 0
-    )
+    CALL.pack_into(body, 0, MAGIC, layer, tokens, top_k, x.shape[1], dtype, result, 0, len(body), 0)
     return bytes(body) + x.tobytes()
 
 

@@ -1,4 +1,4 @@
-"""Packing is exact: every code comes back, bad values are refused where they are, bf16 rounds right."""
+"""Packing is exact, refuses bad values by their place, and rounds bf16 to nearest even."""
 
 from __future__ import annotations
 
