@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The compute session: who may open it, when it is ready, how it ends.
+ */
+#include "elf.h"
+#include "parts.h"
+
+bool compute_is_open(const struct duck_core *core) {
+    return core->session.state == CORE_STARTING || core->session.state == CORE_SERVING;
+}
+
+/* ---- ownership ------------------------------------------------------------------------------- */
+
+/* OK, or BUSY with how long the owner has been silent. */
+static struct duck_done may_replace(struct duck_core *core, const struct core_association *from,
+                                    bool takeover) {
+    if (!compute_is_open(core)) return done_make(DUCK_OK, 0, "");
+    const struct core_association *owner = association_owner(core);
+    uint64_t silent = owner == NULL ? UINT64_MAX : plat_now_ns() - owner->heard_ns;
+    bool allowed = owner == from || silent >= DUCK_OWNER_SILENT_MS * UINT64_C(1000000);
+    if (takeover && allowed) return done_make(DUCK_OK, 0, "");
+    if (owner == from)
+        return done_make(
+            DUCK_ERR_BUSY, silent,
+            "this host session has a compute session open: CLOSE or DUCK_OPEN_TAKEOVER");
+    return done_make(DUCK_ERR_BUSY, silent, "another host owns the compute session");
+}
+
+/* ---- OPEN ------------------------------------------------------------------------------------ */
+
+static struct duck_done check_fields(const struct duck_open *request,
+                                     const struct core_association *from) {
+    uint32_t cores = plat_core_count();
+    if ((request->flags & ~DUCK_OPEN_TAKEOVER) != 0)
+        return done_make(DUCK_ERR_BAD_REQUEST, 0, "OPEN: unknown flags");
+    if (request->core_count > cores)
+        return done_make(DUCK_ERR_BAD_REQUEST, cores, "OPEN: core_count; value = the duck's cores");
+    if (request->call_bytes_max == 0 || request->call_bytes_max > DUCK_WIRE_CALL_BYTES_MAX)
+        return done_make(DUCK_ERR_BAD_REQUEST, DUCK_WIRE_CALL_BYTES_MAX, "OPEN: call_bytes_max");
+    if (request->result_bytes_max == 0 || request->result_bytes_max > DUCK_WIRE_CALL_BYTES_MAX)
+        return done_make(DUCK_ERR_BAD_REQUEST, DUCK_WIRE_CALL_BYTES_MAX, "OPEN: result_bytes_max");
+    if (request->scratch_bytes > CORE_SCRATCH_BYTES_MAX)
+        return done_make(DUCK_ERR_BAD_REQUEST, CORE_SCRATCH_BYTES_MAX, "OPEN: scratch_bytes");
+    if (request->call_time_limit_ms == 0 ||
+        request->call_time_limit_ms > CORE_CALL_TIME_LIMIT_MS_MAX)
+        return done_make(DUCK_ERR_BAD_REQUEST, CORE_CALL_TIME_LIMIT_MS_MAX,
+                         "OPEN: call_time_limit_ms");
+    if (request->domain_session != 0 && request->domain_session != from->domain_session)
+        return done_make(DUCK_ERR_BAD_REQUEST, 0, "OPEN: domain_session is not the one of HELLO");
+    return done_make(DUCK_OK, 0, "");
+}
+
+static struct duck_done lacks_features(uint32_t missing) {
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } names[] = {{DUCK_CPU_AVX2, " AVX2"},     {DUCK_CPU_FMA, " FMA"},
+                 {DUCK_CPU_F16C, " F16C"},     {DUCK_CPU_AESNI, " AES-NI"},
+                 {DUCK_CPU_PCLMUL, " PCLMUL"}, {DUCK_CPU_AVXVNNI, " AVX-VNNI"}};
+    struct duck_done done = {.status = DUCK_ERR_UNSUPPORTED, .value = missing};
+    struct text text = text_start(done.text, sizeof done.text);
+    text_add(&text, "the kernel needs what this CPU lacks:");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if ((missing & names[i].bit) != 0) text_add(&text, names[i].name);
+    return done;
+}
+
+static struct duck_done check_kernel(const struct duck_core *core) {
+    const struct core_region *kernel = &core->region[DUCK_REGION_KERNEL];
+    const struct core_region *weights = &core->region[DUCK_REGION_WEIGHTS];
+    struct elf_plan plan;
+    if (!kernel->whole) return done_make(DUCK_ERR_NOT_COMMITTED, 0, "OPEN: kernel not committed");
+    if (weights->bytes != 0 && !weights->whole)
+        return done_make(DUCK_ERR_NOT_COMMITTED, 0, "OPEN: weights not committed as a whole");
+    enum elf_error error = elf_check(kernel->memory, kernel->bytes, &plan);
+    if (error != ELF_OK) return done_make(DUCK_ERR_BAD_ELF, error, elf_error_text(error));
+    if (plan.note.abi_version != DUCK_KERNEL_ABI_VERSION)
+        return done_make(DUCK_ERR_ABI, DUCK_KERNEL_ABI_VERSION,
+                         "the kernel is built for another ABI version; value = the duck's");
+    uint32_t missing = plan.note.cpu_features & ~plat_cpu_features();
+    if (missing != 0) return lacks_features(missing);
+    return done_make(DUCK_OK, 0, "");
+}
+
+static uint64_t whole_pages(uint64_t bytes) { return (bytes + 4095) & ~UINT64_C(4095); }
+
+/* Fresh state; the calls of an earlier session are forgotten with their results. */
+static void prepare(struct duck_core *core, const struct core_received *received,
+                    const struct duck_open *request) {
+    struct core_session *session = &core->session;
+    memset(session, 0, sizeof *session);
+    session->owner = association_index(core, received->from);
+    session->owner_generation = received->from->generation;
+    session->domain_session = request->domain_session;
+    session->counter_floor = received->header->counter;
+    if (request->domain_session != 0)
+        session->domain_floor =
+            association_domain_newest(core, request->domain_session, received->from);
+    session->call_bytes_max = request->call_bytes_max;
+    session->result_bytes_max = request->result_bytes_max;
+    session->input_stride = whole_pages(request->call_bytes_max);
+    session->output_stride = whole_pages(request->result_bytes_max);
+    session->call_time_limit_ns = request->call_time_limit_ms * UINT64_C(1000000);
+    session->started_ns = plat_now_ns();
+    session->opening = reply_ticket(core, received);
+}
+
+static struct duck_done start(struct duck_core *core, const struct core_received *received,
+                              const struct duck_open *request) {
+    plat_session_stop();
+    prepare(core, received, request);
+    struct core_session *session = &core->session;
+    struct plat_session_request wanted = {
+        .elf_bytes = core->region[DUCK_REGION_KERNEL].bytes,
+        .weights_bytes = core->region[DUCK_REGION_WEIGHTS].bytes,
+        .calls_bytes = DUCK_KERNEL_SLOTS * (session->input_stride + session->output_stride),
+        .scratch_bytes = request->scratch_bytes,
+        .core_count = request->core_count != 0 ? request->core_count : plat_core_count(),
+        .run_mode = DUCK_KERNEL_PERSISTENT,
+    };
+    uint64_t available = plat_session_bytes_max();
+    if (wanted.calls_bytes + wanted.scratch_bytes > available)
+        return done_make(DUCK_ERR_NO_MEMORY, available,
+                         "OPEN: not enough memory for call buffers and scratch");
+    struct duck_done done = {0};
+    done.status = plat_session_start(&wanted, &session->shared, done.text);
+    if (done.status == DUCK_OK) session->state = CORE_STARTING;
+    return done;
+}
+
+void compute_open(struct duck_core *core, const struct core_received *received) {
+    struct duck_open request;
+    if (!reply_begin(core, received)) return;
+    memcpy(&request, received->payload, sizeof request);
+    struct duck_done done =
+        may_replace(core, received->from, (request.flags & DUCK_OPEN_TAKEOVER) != 0);
+    if (done.status == DUCK_OK) done = check_fields(&request, received->from);
+    if (done.status == DUCK_OK) done = check_kernel(core);
+    if (done.status == DUCK_OK) done = start(core, received, &request);
+    if (done.status != DUCK_OK) reply_finish(core, reply_ticket(core, received), &done);
+}
+
+/* ---- CLOSE ----------------------------------------------------------------------------------- */
+
+void compute_close(struct duck_core *core, const struct core_received *received) {
+    if (!reply_begin(core, received)) return;
+    struct duck_done done = may_replace(core, received->from, true);
+    if (done.status == DUCK_OK) {
+        if (compute_is_open(core)) core_say(core, "compute session closed");
+        plat_session_stop();
+        core->session.state = CORE_CLOSED;
+    }
+    reply_finish(core, reply_ticket(core, received), &done);
+}
+
+/* ---- the end by a fault ---------------------------------------------------------------------- */
+
+static void say_fault(struct duck_core *core, const struct duck_fault *fault) {
+    char buffer[CORE_LOG_LINE_BYTES - 32];
+    struct text line = text_start(buffer, sizeof buffer);
+    text_add(&line, "compute session ended: status ");
+    text_add_u64(&line, fault->status);
+    text_add(&line, " kind ");
+    text_add_u64(&line, fault->fault_kind);
+    text_add(&line, " address ");
+    text_add_hex(&line, fault->address);
+    text_add(&line, " instruction ");
+    text_add_hex(&line, fault->instruction);
+    text_add(&line, ": ");
+    text_add(&line, fault->text);
+    core_say_text(core, &line);
+}
+
+void compute_fault(struct duck_core *core, const struct duck_fault *fault) {
+    struct core_session *session = &core->session;
+    bool was_starting = session->state == CORE_STARTING;
+    plat_session_stop();
+    session->fault = *fault;
+    session->fault.text[sizeof session->fault.text - 1] = 0;
+    session->fault.call = session->published != session->completed ? session->completed + 1 : 0;
+    session->state = CORE_FAULTED;
+    core->stats.sessions_faulted++;
+    say_fault(core, &session->fault);
+    if (was_starting) {
+        struct duck_done done =
+            done_make(session->fault.status, session->fault.address, session->fault.text);
+        done.detail = session->fault.fault_kind;
+        reply_finish(core, session->opening, &done);
+        return;
+    }
+    struct core_association *owner = association_owner(core);
+    if (owner != NULL)
+        packet_send_fault(core, owner, session->fault.call, &session->fault, UINT64_MAX);
+}
+
+void compute_fault_named(struct duck_core *core, enum duck_status status, const char *text) {
+    struct duck_fault fault = {
+        .status = status,
+        .fault_kind = status == DUCK_ERR_TIME_LIMIT ? DUCK_FAULT_KILLED : DUCK_FAULT_NONE,
+        .core = UINT32_MAX,
+        .instruction = UINT64_MAX,
+    };
+    struct text out = text_start(fault.text, sizeof fault.text);
+    text_add(&out, text);
+    compute_fault(core, &fault);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+/* The kernel answered "not ready": its own code and words go to the host. */
+static void refused(struct duck_core *core, int32_t code) {
+    struct duck_done done = {.status = DUCK_ERR_KERNEL_REFUSED, .detail = (uint32_t)code};
+    const struct duck_kernel_mailbox *mailbox = core->session.shared.mailbox;
+    char words[sizeof mailbox->init_text];
+    memcpy(words, mailbox->init_text, sizeof words);
+    words[sizeof words - 1] = 0;
+    plat_session_stop();
+    struct text text = text_start(done.text, sizeof done.text);
+    text_add(&text, words);
+    core->session.state = CORE_CLOSED;
+    core_say(core, "kernel refused to start");
+    reply_finish(core, core->session.opening, &done);
+}
+
+static void starting_tick(struct duck_core *core, uint64_t now) {
+    struct core_session *session = &core->session;
+    int32_t status = __atomic_load_n(&session->shared.mailbox->init_status, __ATOMIC_ACQUIRE);
+    if (status == DUCK_KERNEL_INIT_PENDING) {
+        if (now - session->started_ns >= CORE_START_LIMIT_NS)
+            compute_fault_named(core, DUCK_ERR_TIME_LIMIT, "the kernel did not get ready in time");
+        return;
+    }
+    if (status != 0) {
+        refused(core, status);
+        return;
+    }
+    session->state = CORE_SERVING;
+    core->stats.sessions_opened++;
+    core_say(core, "compute session open");
+    struct duck_done done = done_make(DUCK_OK, 0, "");
+    reply_finish(core, session->opening, &done);
+}
+
+uint64_t compute_tick(struct duck_core *core, uint64_t now) {
+    struct core_session *session = &core->session;
+    struct duck_fault fault;
+    if (!compute_is_open(core)) return UINT64_MAX;
+    bool ended = plat_session_ended(&fault);
+    if (session->state == CORE_STARTING) starting_tick(core, now);
+    if (session->state == CORE_SERVING) calls_complete(core, now);
+    if (ended && compute_is_open(core)) compute_fault(core, &fault);
+    if (session->state == CORE_STARTING) return now + CORE_START_LOOK_NS;
+    return session->state == CORE_SERVING ? calls_tick(core, now) : UINT64_MAX;
+}

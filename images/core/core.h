@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The duck core: everything a duck does, without knowing what machine it runs on. A platform calls
+ * three functions; all state is in one struct that the platform provides, and nothing is allocated
+ * after core_init.
+ *
+ *     core_init(core, config)
+ *     loop: core_packet(core, from, packet, bytes) for each datagram;  deadline = core_tick(core)
+ *
+ * Files: packet.c (checks, counters, sending), association.c (HELLO, sessions, keys), replies.c
+ * (reply cache), control.c (PING, LOG, STATS, REBOOT), bulk.c and commit.c (RESERVE, WRITE, READ,
+ * COMMIT), compute.c (OPEN, CLOSE, faults), calls.c (CALL in, order, completion), results.c (RESULT
+ * out, QUERY, NACK).
+ */
+#ifndef DUCK_CORE_H
+#define DUCK_CORE_H
+
+#include "log.h"
+#include "platform.h"
+#include "ranges.h"
+#include <seal.h>
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+#define CORE_ASSOCIATIONS                                                                          \
+    16u /* host sessions, waiting and active; the least recently heard is reused */
+#define CORE_DOMAINS 16u
+#define CORE_REPLIES 32u /* remembered replies per association */
+#define CORE_COMMITS 16u /* COMMITs waiting for their hash */
+#define CORE_HASH_STEP_BYTES (256u << 10)
+#define CORE_CHUNK_FRAGMENTS_MAX (DUCK_WIRE_WRITE_CHUNK_BYTES / 64u)
+#define CORE_SCRATCH_BYTES_MAX (4ull << 30)
+#define CORE_CALL_TIME_LIMIT_MS_MAX 600000u
+#define CORE_START_LIMIT_NS 60000000000ull /* OPEN until the kernel's init_status */
+#define CORE_START_LOOK_NS 500000ull       /* how often init_status is looked at */
+#define CORE_NACK_QUIET_NS                                                                         \
+    300000ull                 /* no progress on a call for so long: ask for what is missing */
+#define CORE_NACK_TRIES 8u    /* each waits twice as long as the one before */
+#define CORE_RESULT_BURST 32u /* RESULT packets sent between two looks at the network */
+#define CORE_REPEAT_QUIET_NS                                                                       \
+    1000000ull /* a result is repeated at most this often unless asked by QUERY or NACK */
+#define CORE_REBOOT_DELAY_NS 50000000ull /* REBOOT's DONE may have to be sent twice */
+
+/* ---- associations ---------------------------------------------------------------------------- */
+enum core_association_state { CORE_FREE = 0, CORE_PENDING = 1, CORE_ACTIVE = 2 };
+
+enum core_reply_state { CORE_REPLY_NONE = 0, CORE_REPLY_WORKING = 1, CORE_REPLY_READY = 2 };
+
+struct core_reply {
+    uint32_t sequence;
+    uint8_t type; /* of the request */
+    uint8_t state;
+    struct duck_done done;
+};
+
+/* Receiving state of one bulk chunk; place = sequence % DUCK_WIRE_WRITES_IN_FLIGHT_MAX. */
+struct core_chunk {
+    uint32_t sequence; /* 0 = none yet */
+    uint32_t region;
+    uint32_t generation; /* of the region */
+    uint32_t message_bytes;
+    uint32_t fragments;
+    uint32_t received;
+    uint16_t stride;
+    uint64_t offset;
+    uint64_t asked_bytes; /* received for this chunk and not yet spent on answers */
+    uint64_t bits[CORE_CHUNK_FRAGMENTS_MAX / 64u];
+};
+
+struct core_association {
+    uint8_t state; /* enum core_association_state */
+    uint32_t session;
+    uint32_t generation; /* tells a reused place from its former holder */
+    uint32_t domain_session;
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t domain_nonce[DUCK_WIRE_NONCE_BYTES];
+    struct plat_peer peer;
+    uint64_t heard_ns;
+    struct duck_seal_key receive_key, send_key;
+    struct duck_replay_window window;
+    uint64_t requests_seen[4]; /* bitmap of the 256 newest request sequences */
+    uint32_t request_newest;
+    struct core_reply reply[CORE_REPLIES];
+    struct core_chunk chunk[DUCK_WIRE_WRITES_IN_FLIGHT_MAX];
+};
+
+/* One domain key. It outlives associations: the same nonce keeps its replay window. */
+struct core_domain {
+    uint32_t session; /* 0 = unused */
+    uint8_t nonce[DUCK_WIRE_NONCE_BYTES];
+    uint64_t used_ns;
+    struct duck_seal_key key;
+    struct duck_replay_window window;
+};
+
+/* Names a request whose reply comes later. */
+struct core_ticket {
+    uint32_t association;
+    uint32_t generation;
+    uint32_t sequence;
+};
+
+/* ---- regions --------------------------------------------------------------------------------- */
+struct core_region {
+    uint8_t *memory;
+    uint64_t bytes; /* 0 = not reserved */
+    uint32_t generation;
+    bool whole; /* the last piece of a set was committed and no byte was written since */
+    uint8_t set_id[DUCK_WIRE_DIGEST_BYTES];
+    struct byte_ranges committed;
+};
+
+struct core_commit_job {
+    struct core_ticket ticket;
+    struct duck_commit request;
+    uint64_t done_bytes;
+    uint32_t generation; /* of the region */
+    duck_sha256 hash;
+};
+
+/* ---- compute --------------------------------------------------------------------------------- */
+enum core_session_state { CORE_CLOSED = 0, CORE_STARTING = 1, CORE_SERVING = 2, CORE_FAULTED = 3 };
+
+enum core_call_state {
+    CORE_CALL_EMPTY = 0,
+    CORE_CALL_EXPECTED = 1, /* known to exist, nothing of it has come */
+    CORE_CALL_RECEIVING = 2,
+    CORE_CALL_WHOLE = 3, /* waits for its turn, or runs */
+    CORE_CALL_FINISHED = 4
+};
+
+struct core_call {
+    uint8_t state; /* enum core_call_state */
+    uint8_t nacks; /* sent without progress since */
+    uint16_t stride;
+    uint32_t sequence;
+    uint32_t message_bytes;
+    uint32_t fragments;
+    uint32_t received;
+    uint64_t progress_ns; /* last new fragment, or last NACK */
+    uint64_t asked_bytes; /* received for this call and not yet spent on NACKs */
+    uint64_t whole_ns;
+    uint64_t published_ns;
+    /* the result, a copy that the kernel can't reach */
+    uint32_t output_bytes;
+    int32_t status;
+    struct duck_result_prefix prefix;
+    char text[92];
+    uint64_t answered_ns;
+    /* RESULT fragments still to be sent */
+    uint32_t send_count, send_index, send_at;
+    struct duck_nack_range send[DUCK_WIRE_NACK_RANGES_MAX];
+    uint64_t bits[(DUCK_WIRE_FRAGMENTS_MAX + 63u) / 64u];
+};
+
+struct core_session {
+    uint8_t state;             /* enum core_session_state */
+    uint32_t owner;            /* association index */
+    uint32_t owner_generation; /* and which of its holders */
+    uint32_t domain_session;   /* whose D packets are calls; 0 = none */
+    uint64_t counter_floor;    /* calls sealed before this OPEN belong to an earlier session */
+    uint64_t domain_floor;
+    uint32_t call_bytes_max, result_bytes_max;
+    uint64_t input_stride, output_stride; /* of the slots in the calls buffer */
+    uint64_t call_time_limit_ns;
+    uint64_t started_ns;
+    struct core_ticket opening;
+    struct plat_session_memory shared;
+    uint32_t published, completed; /* call numbers */
+    uint64_t busy_since_ns;        /* when the running call began */
+    struct duck_fault fault;       /* of the session that ended, when FAULTED */
+    struct core_call call[DUCK_WIRE_CALLS_IN_FLIGHT_MAX];
+};
+static_assert(DUCK_WIRE_CALLS_IN_FLIGHT_MAX == DUCK_KERNEL_SLOTS, "the slots are the result cache");
+
+/* ---- the duck -------------------------------------------------------------------------------- */
+struct core_config {
+    uint8_t fleet_key[DUCK_WIRE_KEY_BYTES];
+    uint8_t build[DUCK_WIRE_BUILD_BYTES];
+    char name[DUCK_WIRE_NAME_BYTES];
+};
+
+struct duck_core {
+    struct core_config config;
+    uint64_t boot_id;
+    uint64_t start_ns;
+    uint64_t reboot_at_ns; /* 0 = no reboot is pending */
+    uint32_t generations;
+    struct duck_stats stats;
+    struct core_association association[CORE_ASSOCIATIONS];
+    struct core_domain domain[CORE_DOMAINS];
+    struct core_region region[DUCK_REGION_COUNT];
+    uint32_t commit_count;
+    struct core_commit_job commit[CORE_COMMITS]; /* first in, first hashed */
+    struct core_session session;
+    struct core_log log;
+};
+
+void core_init(struct duck_core *core, const struct core_config *config);
+
+/* One datagram. It may be changed; it is not needed afterwards. */
+void core_packet(struct duck_core *core, const struct plat_peer *from, uint8_t *packet,
+                 size_t bytes);
+
+/* Do what is due. Returns when to call again at the latest (monotonic ns): 0 = at once, UINT64_MAX
+ * = only packets or the session can bring work. */
+uint64_t core_tick(struct duck_core *core);
+
+/* End the compute session before the platform goes away. */
+void core_stop(struct duck_core *core);
+
+#endif

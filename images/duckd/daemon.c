@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The duck's life: look at the network, do what is due, and wait for more in the way the poll
+ * policy says.
+ */
+#include "duckd.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SLEEP_NS 50000
+#define SIGNAL_LOOK_INTERVAL 1024 /* rounds of the loop between two looks when it never blocks */
+
+static struct duck_core core;
+static int signals = -1;
+static bool must_restart;
+
+uint64_t plat_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void plat_random(void *out, size_t bytes) {
+    if (getrandom(out, bytes, 0) != (ssize_t)bytes) fail("getrandom: %s", strerror(errno));
+}
+
+void plat_reboot(void) { must_restart = true; }
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+static int hex_digit(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }
+
+static void read_config(const struct options *options, struct core_config *config) {
+    static const char build[] = DUCK_BUILD_HASH;
+    memset(config, 0, sizeof *config);
+    key_read(options->key_file, config->fleet_key);
+    memcpy(config->name, options->name, sizeof config->name);
+    for (size_t i = 0; i < sizeof config->build; i++)
+        config->build[i] = (uint8_t)(hex_digit(build[2 * i]) << 4 | hex_digit(build[2 * i + 1]));
+}
+
+static void say_ready(const struct options *options) {
+    printf("duckd ready name=%s listen=", options->name);
+    for (int i = 0; i < options->listen_count; i++) {
+        struct sockaddr_in address = sockets_address(i);
+        printf("%s%s:%u", i == 0 ? "" : ",", inet_ntoa(address.sin_addr), ntohs(address.sin_port));
+    }
+    printf(" pid=%d build=%s\n", (int)getpid(), DUCK_BUILD_HASH);
+    fflush(stdout);
+}
+
+static void catch_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0) fail("signalfd: %s", strerror(errno));
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static bool signal_came(void) {
+    struct signalfd_siginfo info;
+    return read(signals, &info, sizeof info) > 0;
+}
+
+static struct timespec until(uint64_t deadline) {
+    uint64_t now = plat_now_ns();
+    uint64_t ns = deadline > now ? deadline - now : 0;
+    const uint64_t longest = 1000000000u;
+    if (ns > longest) ns = longest;
+    return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+}
+
+/* Sleep until a packet, a completed call, the child's end, a signal or the deadline. */
+static void block(uint64_t deadline) {
+    struct pollfd set[SOCKETS_MAX + 3];
+    int sockets = sockets_poll_set(set);
+    int watched = session_poll_set(set + sockets);
+    set[sockets + watched] = (struct pollfd){.fd = signals, .events = POLLIN};
+    if (!session_going_to_sleep()) return;
+    struct timespec time = until(deadline);
+    ppoll(set, (nfds_t)(sockets + watched + 1), &time, NULL);
+    session_awake();
+    session_polled(set + sockets, watched);
+}
+
+static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline) {
+    struct timespec nap = {0, SLEEP_NS};
+    if (deadline == 0 || policy == DUCK_POLL_SPIN) return;
+    if (policy == DUCK_POLL_SLEEP)
+        nanosleep(&nap, NULL);
+    else
+        block(deadline);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static void live(enum duck_poll_policy policy) {
+    unsigned round = 0;
+    while (!must_restart) {
+        int packets = sockets_receive(&core);
+        session_has_news();
+        uint64_t deadline = core_tick(&core);
+        sockets_flush();
+        bool look = policy == DUCK_POLL_BLOCK || round++ % SIGNAL_LOOK_INTERVAL == 0;
+        if (look && signal_came()) return;
+        if (packets == 0) wait_for_more(policy, deadline);
+    }
+}
+
+int daemon_main(struct options *options) {
+    static struct core_config config;
+    read_config(options, &config);
+    logfile_open(options->name, options->log_file);
+    catch_signals();
+    machine_init(options);
+    memory_init(options->memory_limit, options->huge_pages);
+    session_init(options);
+    sockets_open(options);
+    core_init(&core, &config);
+    explicit_bzero(&config, sizeof config);
+    if (!options->restarted) say_ready(options);
+    live(options->poll);
+    core_stop(&core);
+    if (must_restart) restart_self();
+    return 0;
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * UDP sockets: one per listening address, and one for the broadcast address of its network, on
+ * which calls to a whole domain arrive. Answers always leave from the socket of the listening
+ * address.
+ */
+#include "duckd.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BATCH 32
+#define SEND_BATCH 64
+#define ROOM 9216 /* more than the longest packet, so that too long ones show their length */
+#define RECEIVE_BUFFER_BYTES (64 << 20)
+#define SEND_BUFFER_BYTES (8 << 20)
+#define SEND_WAIT_MS 2
+
+struct udp_socket {
+    int fd;
+    struct sockaddr_in address;
+    uint16_t answers_from; /* index of the socket that sends the answers */
+};
+
+static struct udp_socket udp[SOCKETS_MAX];
+static int udp_count;
+
+static uint8_t incoming[BATCH][ROOM];
+static uint8_t outgoing[SEND_BATCH][DUCK_WIRE_PACKET_BYTES_MAX];
+static struct sockaddr_in outgoing_to[SEND_BATCH];
+static struct iovec outgoing_part[SEND_BATCH];
+static uint16_t outgoing_socket[SEND_BATCH];
+static unsigned outgoing_count;
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Root may go beyond net.core.rmem_max; everyone else gets what the system allows. */
+static void set_buffer(int fd, int forced, int option, int bytes) {
+    if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) != 0)
+        setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes);
+}
+
+static int open_socket(struct sockaddr_in *address, bool shared) {
+    const int on = 1;
+    socklen_t length = sizeof *address;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (shared) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, (struct sockaddr *)address, length) != 0 ||
+        getsockname(fd, (struct sockaddr *)address, &length) != 0) {
+        int reason = errno;
+        close(fd);
+        errno = reason;
+        return -1;
+    }
+    set_buffer(fd, SO_RCVBUFFORCE, SO_RCVBUF, RECEIVE_BUFFER_BYTES);
+    set_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF, SEND_BUFFER_BYTES);
+    return fd;
+}
+
+static void add_broadcast(uint16_t listener) {
+    struct sockaddr_in address = udp[listener].address;
+    address.sin_addr = machine_broadcast(address.sin_addr);
+    if (address.sin_addr.s_addr == 0 || udp_count == SOCKETS_MAX) return;
+    /* Several ducks of one machine may share a broadcast address. */
+    int fd = open_socket(&address, true);
+    if (fd < 0) return;
+    udp[udp_count++] = (struct udp_socket){fd, address, listener};
+}
+
+void sockets_open(struct options *options) {
+    for (int i = 0; i < options->listen_count; i++) {
+        struct sockaddr_in *address = &options->listen[i];
+        int fd = open_socket(address, false);
+        if (fd < 0)
+            fail("can't listen on %s:%u: %s", inet_ntoa(address->sin_addr),
+                 ntohs(address->sin_port), strerror(errno));
+        udp[udp_count++] = (struct udp_socket){fd, *address, (uint16_t)i};
+        machine_read_link((uint16_t)i, address->sin_addr);
+    }
+    for (int i = 0; i < options->listen_count; i++) add_broadcast((uint16_t)i);
+}
+
+struct sockaddr_in sockets_address(int index) { return udp[index].address; }
+
+int sockets_poll_set(struct pollfd *set) {
+    for (int i = 0; i < udp_count; i++) set[i] = (struct pollfd){.fd = udp[i].fd, .events = POLLIN};
+    return udp_count;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+static int receive_batch(struct duck_core *core, const struct udp_socket *from) {
+    static struct mmsghdr message[BATCH];
+    static struct iovec part[BATCH];
+    static struct sockaddr_in sender[BATCH];
+    for (int i = 0; i < BATCH; i++) {
+        part[i] = (struct iovec){incoming[i], ROOM};
+        message[i].msg_hdr = (struct msghdr){.msg_name = &sender[i],
+                                             .msg_namelen = sizeof sender[i],
+                                             .msg_iov = &part[i],
+                                             .msg_iovlen = 1};
+    }
+    int count = recvmmsg(from->fd, message, BATCH, MSG_DONTWAIT, NULL);
+    for (int i = 0; i < count; i++) {
+        struct plat_peer peer = {sender[i].sin_addr.s_addr, sender[i].sin_port, from->answers_from};
+        core_packet(core, &peer, incoming[i], message[i].msg_len);
+    }
+    return count > 0 ? count : 0;
+}
+
+int sockets_receive(struct duck_core *core) {
+    int total = 0;
+    for (int i = 0; i < udp_count; i++) total += receive_batch(core, &udp[i]);
+    return total;
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+uint8_t *plat_packet_buffer(void) {
+    if (outgoing_count == SEND_BATCH) sockets_flush();
+    return outgoing[outgoing_count];
+}
+
+void plat_packet_send(const struct plat_peer *to, size_t bytes) {
+    unsigned i = outgoing_count++;
+    outgoing_to[i] = (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_port = to->port, .sin_addr = {to->address}};
+    outgoing_part[i] = (struct iovec){outgoing[i], bytes};
+    outgoing_socket[i] = to->interface;
+}
+
+/* Packets [first, end) leave by one socket. What can't be sent soon is dropped; the protocol
+ * repairs it. */
+static void send_run(unsigned first, unsigned end) {
+    static struct mmsghdr message[SEND_BATCH];
+    int fd = udp[outgoing_socket[first]].fd;
+    for (unsigned i = first; i < end; i++)
+        message[i].msg_hdr = (struct msghdr){.msg_name = &outgoing_to[i],
+                                             .msg_namelen = sizeof outgoing_to[i],
+                                             .msg_iov = &outgoing_part[i],
+                                             .msg_iovlen = 1};
+    while (first < end) {
+        int sent = sendmmsg(fd, &message[first], end - first, MSG_DONTWAIT);
+        if (sent > 0) {
+            first += (unsigned)sent;
+        } else if (errno == EAGAIN) {
+            struct pollfd writable = {.fd = fd, .events = POLLOUT};
+            if (poll(&writable, 1, SEND_WAIT_MS) <= 0) return;
+        } else {
+            first++; /* this one is refused (no route, an ICMP answer to an earlier one): go on */
+        }
+    }
+}
+
+void sockets_flush(void) {
+    for (unsigned first = 0; first < outgoing_count;) {
+        unsigned end = first + 1;
+        while (end < outgoing_count && outgoing_socket[end] == outgoing_socket[first]) end++;
+        send_run(first, end);
+        first = end;
+    }
+    outgoing_count = 0;
+}
