@@ -78,7 +78,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         )
     for row in rows:
         table.add_row(*(Text.from_ansi(str(cell)) for cell in row))
-    console().print(table)
+    output = console()
+    with output.capture() as captured:
+        output.print(table)
+    # Cells are padded; spaces at the end of a line only get in the way of those who read a pipe.
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    sys.stdout.write("\n".join(lines).strip("\n") + "\n")
+    sys.stdout.flush()
 
 
 def human_bytes(count: float) -> str:

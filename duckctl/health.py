@@ -112,9 +112,10 @@ def _own_words(stderr: str, code: int) -> str:
 def judge(facts: Mapping[str, Any], host_build: str) -> DuckHealth:
     """What is wrong with one duck, the gravest first."""
     name = str(facts["name"])
+    error = str(facts.get("error") or "").removeprefix(f"{name} ({facts.get('endpoint')}) ")
     found: list[tuple[int, str]] = []
     if not facts["reachable"]:
-        found.append((5, str(facts.get("error") or "does not answer")))
+        found.append((5, error or "does not answer"))
     else:
         if not facts.get("build_ok", True):
             theirs = str(facts.get("build") or "unknown")[:12]
@@ -124,8 +125,8 @@ def judge(facts: Mapping[str, Any], host_build: str) -> DuckHealth:
         temperature = facts.get("temperature_c")
         if temperature is not None and temperature > TEMPERATURE_C_MAX:
             found.append((2, f"is at {temperature:.0f} °C, above {TEMPERATURE_C_MAX:.0f}"))
-        if facts.get("error"):
-            found.append((4, str(facts["error"])))
+        if error:
+            found.append((4, error))
         told = facts.get("name_told")
         if told and told != name:
             found.append((3, f"calls itself {told}"))
