@@ -1,0 +1,219 @@
+"""Serving checks everything first, hands the server its files, and never leaves it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from duckctl import cli
+from duckctl.chat_client import ChatClient, ChatEnd
+from duckctl.errors import ExitCode, UsageError
+from duckctl.lab import ducks as lab
+from duckctl.lab.state import LabFolder, LabShape
+from duckctl.process import descendants, identify, is_same, read_ready_line, wait_until
+from duckctl.serving import parse_faults
+
+READY_TIMEOUT_S = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[LabFolder]:
+    folder = LabFolder(tmp_path / "lab")
+    lab.up(folder, LabShape(2, 1, 1, 1500, "block"))
+    yield folder
+    lab.down(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, None),
+        ("drop=0.05", {"drop": 0.05}),
+        (
+            "drop=0.05,duplicate=0.05, reorder=0.1,seed=7,delay_us=20",
+            {"drop": 0.05, "duplicate": 0.05, "reorder": 0.1, "seed": 7, "delay_us": 20},
+        ),
+    ],
+)
+def test_faults_are_parsed(text: str | None, expected: dict[str, float] | None) -> None:
+    assert parse_faults(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "drop", "drop=much", "loss=0.1", "drop=1.5", "seed=-1"])
+def test_bad_faults_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--faults"):
+        parse_faults(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-folder"], "there is no model folder no-such-folder"),
+        (["."], "no config.json"),
+        (["ducklet", "--inventory", "nothing.yml"], "cannot read inventory nothing.yml"),
+        (["ducklet", "--host", "256.0.0.1"], "--host 256.0.0.1"),
+        (["ducklet", "--experts", "local", "--faults", "drop=0.1"], "--experts local has none"),
+        (["ducklet", "--api-key-file", "nothing"], "no key file nothing"),
+    ],
+)
+def test_wrong_input_is_named_before_anything_starts(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["serve", *arguments, "--port", "0"]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = cli.run(["serve", "ducklet", "--experts", "local", "--port", str(port)])
+    assert code == ExitCode.FAILURE
+    said = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in said
+    assert "--port 0" in said
+
+
+def test_unreachable_ducks_are_named_with_exit_code_4(
+    folder: LabFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.kill(folder, ["d02"])
+    code = cli.run(["serve", "ducklet", "--inventory", str(folder.inventory), "--port", "0"])
+    assert code == ExitCode.UNREACHABLE
+    said = capsys.readouterr().err
+    assert "1 of 2 ducks cannot be reached" in said
+    assert "d02: does not answer" in said
+    assert "d01:" not in said
+
+
+def test_a_missing_cache_names_the_command_that_makes_it(
+    folder: LabFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    code = cli.run(
+        [
+            *("serve", "ducklet", "--inventory", str(folder.inventory), "--port", "0"),
+            *("--cache-dir", str(cache), "--format", "fp8"),
+        ]
+    )
+    assert code == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "no fp8 weight cache of ducklet for 2 ducks" in said
+    command = (
+        f"duckctl shard-weights ducklet --inventory {folder.inventory} "
+        f"--format fp8 --cache-dir {cache}"
+    )
+    assert command in said
+    assert cli.run(command.split()[1:]) == ExitCode.OK
+    capsys.readouterr()
+
+
+class Server:
+    """A running `duckctl serve`."""
+
+    def __init__(self, temporary: Path, *arguments: str) -> None:
+        self.temporary = temporary
+        temporary.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "duckctl", "serve", "ducklet", "--port", "0"),
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=(temporary.parent / "serve.log").open("wb"),
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        assert self.process.stdout is not None
+        line = read_ready_line(self.process.stdout, READY_TIMEOUT_S)
+        assert line is not None, (temporary.parent / "serve.log").read_text(encoding="utf-8")
+        assert line.startswith("ready http://127.0.0.1:")
+        self.url = line.removeprefix("ready ")
+        self.below = descendants(self.process.pid)
+        assert len(self.below) >= 1
+
+    def ask(self, text: str, max_tokens: int = 40) -> str:
+        with ChatClient(self.url) as client:
+            parts = list(
+                client.stream(
+                    [{"role": "user", "content": text}],
+                    model="ducklet",
+                    temperature=0,
+                    max_tokens=max_tokens,
+                )
+            )
+        return "".join(part.content for part in parts if not isinstance(part, ChatEnd))
+
+    def is_gone(self) -> bool:
+        return wait_until(lambda: not any(is_same(process) for process in self.below), 10)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "tmp", "--experts", "local", "--threads", "1")
+    yield server
+    server.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_server_in_order(local: Server, number: signal.Signals) -> None:
+    assert "not prime" in local.ask("Is 143 prime?")
+    assert len(list(local.temporary.iterdir())) == 1
+    local.process.send_signal(number)
+    assert local.process.wait(20) == ExitCode.OK
+    assert local.is_gone()
+    assert list(local.temporary.iterdir()) == []
+
+
+def test_the_server_does_not_outlive_a_killed_command(local: Server) -> None:
+    local.process.kill()
+    assert local.is_gone()
+
+
+def test_the_exit_code_of_a_failing_server_is_passed_on(local: Server) -> None:
+    (process,) = [p for p in local.below if identify(p.pid) == p][:1]
+    os.kill(process.pid, signal.SIGKILL)
+    assert local.process.wait(20) != ExitCode.OK
+
+
+def test_shard_and_serve_with_remote_experts(folder: LabFolder, tmp_path: Path) -> None:
+    server = Server(
+        tmp_path / "tmp",
+        *("--inventory", str(folder.inventory), "--cache-dir", str(tmp_path / "cache")),
+        *("--shard", "--threads", "1"),
+    )
+    try:
+        assert "not prime" in server.ask("Is 143 prime?")
+        with ChatClient(server.url) as client:
+            ready = client.readiness()
+        assert ready["ready"] is True
+        assert [duck["name"] for duck in ready["ducks"]] == ["d01", "d02"]
+        assert all(duck["counters"]["calls"] > 0 for duck in ready["ducks"])
+        private = next(server.temporary.glob("duckctl-*"))
+        run = json.loads((private / "run.json").read_text(encoding="utf-8"))
+        assert run["schema_version"] == 1
+        assert (private / "run.json").stat().st_mode & 0o077 == 0
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == ExitCode.OK
+        server.end()
