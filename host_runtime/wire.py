@@ -540,7 +540,7 @@ class KernelContext(ctypes.LittleEndianStructure):
     abi_version: U32
     core_count: U32
     run_mode: U32
-    reserved: U32
+    body: U32
     mailbox: Address
     weights: Address
     weights_bytes: U64

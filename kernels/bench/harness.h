@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "duck/kernel_abi.h"
+#include <duck/kernel_abi.h>
 
 #define DUCK_HARNESS_API __attribute__((visibility("default")))
 

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "duck/fp9.h"
+#include <duck/fp9.h>
 
 #define DUCK_PACK_API __attribute__((visibility("default")))
 #define DUCK_PACK_VERSION 1u

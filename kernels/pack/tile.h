@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "duck/fp9.h"
+#include <duck/fp9.h>
 
 enum { TILE_ROWS = 32, TILE_COLUMNS = 128 };
 

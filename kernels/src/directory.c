@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "directory.h"
 
-#include "duck/experts.h"
+#include <duck/experts.h>
 
 static bool refuse(struct duck_text *text, const char *name, uint64_t found, const char *expected) {
     duck_text_mismatch(text, name, found, expected);

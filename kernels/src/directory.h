@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
-#include "duck/fp9.h"
 #include "text.h"
+#include <duck/fp9.h>
 
 #define DUCK_HIDDEN_MAX 32768u
 #define DUCK_ROWS_MAX 32768u

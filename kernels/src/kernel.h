@@ -20,10 +20,10 @@
 #include <stdbool.h>
 
 #include "directory.h"
-#include "duck/experts.h"
-#include "duck/fp9.h"
-#include "duck/kernel_abi.h"
 #include "text.h"
+#include <duck/experts.h>
+#include <duck/fp9.h>
+#include <duck/kernel_abi.h>
 
 #define DUCK_HIDDEN __attribute__((visibility("hidden")))
 

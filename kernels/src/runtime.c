@@ -2,8 +2,8 @@
  *
  * The functions that a freestanding compiler may call, and the note that names the kernel.
  */
-#include "duck/kernel_abi.h"
-#include "duck/wire.h"
+#include <duck/kernel_abi.h>
+#include <duck/wire.h>
 
 void *memcpy(void *to, const void *from, size_t bytes);
 void *memset(void *to, int value, size_t bytes);

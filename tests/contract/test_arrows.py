@@ -61,9 +61,9 @@ INCLUDE_ARROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         rf"{DUCK}|{FREESTANDING}|(imm|x86|xmm|smm|tmm|emm|nmm)intrin\.h",
         ("kernels/src",),
     ),
-    "kernels/pack": (rf"{DUCK}|[a-z0-9_]+\.h", ("kernels/pack",)),
+    "kernels/pack": (rf"{DUCK}|[a-z0-9_]+\.h", ("kernels/pack", "kernels/src")),
     "kernels/bench": (
-        rf"{DUCK}|[a-z0-9_]+\.h|sys/\w+\.h|c[a-z]+",
+        rf"{DUCK}|[a-z0-9_]+\.h|(sys|linux)/\w+\.h|c[a-z]+",
         ("kernels/bench", "kernels/pack", "kernels/src"),
     ),
     "images/core": (
