@@ -44,8 +44,8 @@ class WeightSource:
                 "the checkpoint is incomplete: every FP8 tensor needs its block scales",
             )
         grid = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-        scale_entry = self._take(scale_name, grid, ("F32",))
-        scale = self._finite(scale_entry, self.checkpoint.read(scale_name))
+        scale_entry = self._take(scale_name, grid, ("F32", "BF16"))
+        scale = self._finite(scale_entry, self.checkpoint.read(scale_name).to(torch.float32))
         return self._finite(entry, dequantise(self.checkpoint.read(name), scale))
 
     def vector(self, name: str, size: int) -> torch.Tensor:
