@@ -73,6 +73,8 @@ RECORD_CASES = [
     for hidden in (128, 256, 7168)
     for first_row, rows in ((0, 32), (32, 64), (96, 160), (64, 2048))
 ]
+# hidden, rows, tokens_max, top_k_max, core_count
+SCRATCH_CASES = [(128, 32, 1, 1, 1), (7168, 64, 512, 8, 4), (2048, 160, 300, 16, 3)]
 
 
 def probe_source() -> str:
@@ -90,6 +92,9 @@ def probe_source() -> str:
     for case in RECORD_CASES:
         arguments = ", ".join(f"{value}u" for value in case)
         rows.append((f"record {case}", f"duck_record_bytes({arguments})"))
+    for case in SCRATCH_CASES:
+        arguments = ", ".join(f"{value}u" for value in case)
+        rows.append((f"scratch {case}", f"duck_experts_scratch_bytes({arguments})"))
     includes = "\n".join(f"#include <duck/{path.name}>" for path in HEADERS)
     prints = "\n".join(
         f'    printf("%s\\n \\"{name}\\": %lld", {int(i > 0)} ? "," : "", (long long)({value}));'
@@ -168,6 +173,11 @@ def test_constants(native: dict[str, int]) -> None:
 def test_record_bytes(native: dict[str, int]) -> None:
     for case in RECORD_CASES:
         assert wire.record_bytes(*case) == native[f"record {case}"], case
+
+
+def test_scratch_bytes(native: dict[str, int]) -> None:
+    for case in SCRATCH_CASES:
+        assert wire.experts_scratch_bytes(*case) == native[f"scratch {case}"], case
 
 
 def test_headers_include_only_what_freestanding_has() -> None:
