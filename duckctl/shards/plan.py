@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from duckctl.shards.architectures import ModelShape
 from duckctl.shards.errors import PlanError
-from duckctl.shards.layout import FORMAT_CODES, PANEL_ROWS, RegionLayout, valid_duck_counts
+from duckctl.shards.layout import BLOCK, FORMAT_CODES, PANEL_ROWS, RegionLayout, valid_duck_counts
 
 PLAN_SCHEMA_VERSION = 1
 RUNTIME_MARGIN_BYTES = 1 << 30  # image, kernel, mailbox and network buffers of a duck
@@ -50,15 +50,7 @@ class ShardPlan:
 
     def layout(self, slice_index: int) -> RegionLayout:
         part = self.slices[slice_index]
-        return RegionLayout(
-            self.fmt,
-            self.shape.hidden_size,
-            self.shape.moe_intermediate_size,
-            self.shape.expert_count,
-            self.shape.layers,
-            part.first_row,
-            part.rows,
-        )
+        return _region(self.shape, self.fmt, part.first_row, part.rows)
 
     @property
     def layouts(self) -> tuple[RegionLayout, ...]:
@@ -133,7 +125,7 @@ def weighted_plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec]) -> Sha
     if sum(limits) < panels or min(limits) < 1:
         raise PlanError(
             f"the ducks' memory holds {sum(limits)} of {panels} panels in {fmt}",
-            _smaller_format_hint(fmt),
+            "add ducks or memory" + ("" if fmt == "fp8" else ", or try --format fp8"),
         )
     shares = _apportion(panels, [duck.weight for duck in ducks], limits)
     return _plan(shape, fmt, ducks, [share * PANEL_ROWS for share in shares])
@@ -162,29 +154,38 @@ def _check_memory(plan: ShardPlan, ducks: Sequence[DuckSpec]) -> None:
                 f"duck {duck.name} has {duck.memory_gib:g} GiB; its slice in {plan.fmt} needs "
                 f"{layout.region_bytes / GIB:.1f} GiB and {RUNTIME_MARGIN_BYTES / GIB:g} GiB "
                 "for the runtime",
-                f"{_more_ducks_hint(plan.shape, plan.fmt, duck.memory_gib)}"
-                f"{_smaller_format_hint(plan.fmt)}",
+                _fitting_hint(plan.shape, duck.memory_gib),
             )
 
 
-def _more_ducks_hint(shape: ModelShape, fmt: str, memory_gib: float) -> str:
-    """Duck counts whose equal slices would fit into that much memory."""
+def _fitting_hint(shape: ModelShape, memory_gib: float) -> str:
+    """Formats and counts of equal slices that would fit into that much memory per duck."""
     fitting = []
-    for count in valid_duck_counts(shape.moe_intermediate_size):
-        rows = shape.moe_intermediate_size // count
-        layout = RegionLayout(
-            fmt, shape.hidden_size, shape.moe_intermediate_size, shape.expert_count,
-            shape.layers, 0, rows,
-        )  # fmt: skip
-        if layout.region_bytes + RUNTIME_MARGIN_BYTES <= memory_gib * GIB:
-            fitting.append(count)
+    for fmt in FORMAT_CODES:
+        counts = [
+            str(count)
+            for count in valid_duck_counts(shape.moe_intermediate_size)
+            if _region(shape, fmt, 0, shape.moe_intermediate_size // count).region_bytes
+            + RUNTIME_MARGIN_BYTES
+            <= memory_gib * GIB
+        ]
+        if counts:
+            fitting.append(f"{fmt} on {', '.join(counts)} ducks")
     if not fitting:
-        return "no duck count fits into that memory; "
-    return f"duck counts that fit in {fmt}: {', '.join(map(str, fitting))}; "
+        return f"nothing fits into {memory_gib:g} GiB per duck; add memory"
+    return f"what fits into {memory_gib:g} GiB per duck: {'; '.join(fitting)}"
 
 
-def _smaller_format_hint(fmt: str) -> str:
-    return "try --format fp8 (11 % smaller)" if fmt == "fp9" else "add ducks or memory"
+def _region(shape: ModelShape, fmt: str, first_row: int, rows: int) -> RegionLayout:
+    return RegionLayout(
+        fmt,
+        shape.hidden_size,
+        shape.moe_intermediate_size,
+        shape.expert_count,
+        shape.layers,
+        first_row,
+        rows,
+    )
 
 
 def _panels_max(shape: ModelShape, fmt: str, duck: DuckSpec) -> int:
@@ -196,11 +197,8 @@ def _panels_max(shape: ModelShape, fmt: str, duck: DuckSpec) -> int:
     fitting = 0
     while fitting < panels:
         # A slice of k panels touches at most one source block more than it fills.
-        layout = RegionLayout(
-            fmt, shape.hidden_size, shape.moe_intermediate_size, shape.expert_count,
-            shape.layers, PANEL_ROWS * 3, (fitting + 1) * PANEL_ROWS,
-        )  # fmt: skip
-        if layout.region_bytes > room:
+        rows = (fitting + 1) * PANEL_ROWS
+        if _region(shape, fmt, BLOCK - PANEL_ROWS, rows).region_bytes > room:
             break
         fitting += 1
     return fitting

@@ -1,0 +1,285 @@
+"""``duckctl shard-weights`` and ``duckctl cache`` do, print and refuse what their help says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shard_helpers import MakeCheckpoint, child_environment, digests_below
+from synthetic_checkpoint import CheckpointSpec
+
+from duckctl import cli
+from duckctl.shards.store import file_sha256
+
+INVENTORY = """
+all:
+  vars:
+    fleet_name: four
+  children:
+    gpu_host:
+      hosts:
+        host: {ansible_connection: local}
+    ducks:
+      children:
+        domain1:
+          vars: {domain_subnet: 10.21.1.0/24, domain_host_address: 10.21.1.1}
+          hosts:
+            d01: {duck_address: 10.21.1.11, duck_mac: "02:00:00:00:01:01", duck_memory_gib: 16}
+            d02: {duck_address: 10.21.1.12, duck_mac: "02:00:00:00:01:02", duck_memory_gib: 16}
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        assert self.returncode == 0, self.stderr
+        return json.loads(self.stdout)
+
+
+class Duckctl:
+    """Runs commands in this process: the same code as the console script, without its start."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], cache_dir: Path) -> None:
+        self.capsys = capsys
+        self.cache_dir = cache_dir
+
+    def run(self, *arguments: str) -> Answer:
+        self.capsys.readouterr()
+        returncode = cli.run(list(arguments))
+        return Answer(returncode, *self.capsys.readouterr())
+
+    def shard(self, *arguments: str) -> Answer:
+        return self.run("shard-weights", "--cache-dir", str(self.cache_dir), *arguments)
+
+    def cache(self, command: str, *arguments: str) -> Answer:
+        return self.run("cache", command, "--cache-dir", str(self.cache_dir), *arguments)
+
+
+@pytest.fixture
+def duckctl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Duckctl:
+    return Duckctl(capsys, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "fp9"])
+def test_dry_run_tells_the_real_file_sizes(duckctl: Duckctl, fmt: str) -> None:
+    common = ("ducklet", "--ducks", "4", "--format", fmt, "--json")
+    plan = duckctl.shard(*common, "--dry-run").json
+    assert not duckctl.cache_dir.exists()
+    directory = Path(duckctl.shard(*common).json["cache_file"]).parent
+    for piece in plan["files"]:
+        assert (directory / piece["file"]).stat().st_size == piece["bytes"]
+    assert plan["cache_bytes"] == sum(piece["bytes"] for piece in plan["files"])
+    assert plan["cache_bytes"] == sum(duck["bytes"] for duck in plan["ducks"])
+    assert plan["estimated_seconds"] >= 0
+    for index, duck in enumerate(plan["ducks"]):
+        files = (directory / f"slice-{index:02d}").iterdir()
+        assert duck["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_dry_run_as_a_table_names_every_duck(duckctl: Duckctl) -> None:
+    run = duckctl.shard("ducklet", "--ducks", "4", "--dry-run")
+    assert run.returncode == 0
+    for word in ("duck 0", "duck 3", "192..255", "4591616"):
+        assert word in run.stdout
+    assert "480 sharded, 181 on the host" in run.stderr
+
+
+def test_shipped_model_converts_lists_verifies_and_prunes(duckctl: Duckctl) -> None:
+    made = duckctl.shard("ducklet", "--ducks", "4", "--json").json
+    assert (made["pieces_made"], made["slices"], made["format"]) == (20, 4, "fp9")
+    manifest = json.loads(Path(made["cache_file"]).read_text())
+    assert manifest["model"]["name"] == "ducklet"
+    assert manifest["report"] == {"lossless": True, "relative_error": {}}
+    (entry,) = duckctl.cache("ls", "--json").json["caches"]
+    assert (entry["state"], entry["cache_key"]) == ("complete", made["cache_key"])
+    assert entry["name"] in duckctl.cache("ls").stdout
+    assert duckctl.cache("verify", "--json").json["ok"] is True
+    assert duckctl.cache("verify", entry["name"][:12]).returncode == 0
+    assert duckctl.cache("prune", "--json").json["removed"] == []
+    gone = duckctl.cache("prune", "--all", "--json").json
+    assert [item["name"] for item in gone["removed"]] == [entry["name"]]
+    assert not list(duckctl.cache_dir.iterdir())
+
+
+def test_prune_removes_what_cannot_be_used_and_the_oldest(duckctl: Duckctl) -> None:
+    first, second, third = (
+        Path(duckctl.shard("ducklet", "--ducks", count, "--json").json["cache_file"])
+        for count in ("1", "2", "4")
+    )
+    third.unlink()
+    (duckctl.cache_dir / "not-a-cache").mkdir()
+    for path in first.parent.rglob("*"):
+        os.utime(path, (1, 1))
+    listed = duckctl.cache("ls", "--json").json["caches"]
+    assert [entry["state"] for entry in listed] == ["complete", "complete", "incomplete"]
+    assert f"would remove {third.parent}" in duckctl.cache("prune", "--dry-run").stderr
+    assert third.parent.exists()
+    duckctl.cache("prune")
+    assert sorted(path.name for path in duckctl.cache_dir.iterdir()) == sorted(
+        ["not-a-cache", first.parent.name, second.parent.name]
+    )
+    duckctl.cache("prune", "--max-size", "20M")
+    assert not first.parent.exists()
+    assert second.exists()
+    unknown = duckctl.cache("prune", "nothing-like-it")
+    assert (unknown.returncode, second.exists()) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["cache verify", "shard-weights --verify"])
+def test_damaged_pieces_are_named(duckctl: Duckctl, command: str) -> None:
+    made = duckctl.shard("ducklet", "--ducks", "2", "--json").json
+    directory = Path(made["cache_file"]).parent
+    cut = directory / "slice-00" / "layer-003.bin"
+    flipped = directory / "slice-01" / "layer-005.bin"
+    os.truncate(cut, 5000)
+    with flipped.open("r+b") as file:
+        file.seek(100_000)
+        byte = file.read(1)[0]
+        file.seek(100_000)
+        file.write(bytes([byte ^ 4]))
+    verify = ("ducklet", "--ducks", "2", "--verify")
+    run = duckctl.cache("verify") if command == "cache verify" else duckctl.shard(*verify)
+    assert run.returncode == 1
+    assert f"{cut} has 5000 bytes" in run.stderr
+    assert f"{flipped} does not have the digest" in run.stderr
+    assert "slice-00/layer-001" not in run.stderr
+
+
+def test_inventory_gives_ducks_and_memory(duckctl: Duckctl, tmp_path: Path) -> None:
+    inventory = tmp_path / "fleet.yml"
+    inventory.write_text(INVENTORY)
+    plan = duckctl.shard("ducklet", "--inventory", str(inventory), "--dry-run", "--json").json
+    ducks = [(duck["name"], duck["memory_gib"]) for duck in plan["ducks"]]
+    assert ducks == [("d01", 16), ("d02", 16)]
+    assert [part["holders"] for part in plan["plan"]["slices"]] == [["d01"], ["d02"]]
+
+
+def test_uneven_weights_make_uneven_slices(duckctl: Duckctl) -> None:
+    made = duckctl.shard("ducklet", "--ducks", "3", "--weights", "2,1,1", "--json").json
+    slices = json.loads(Path(made["cache_file"]).read_text())["slices"]
+    rows = [(part["first_row"], part["rows"]) for part in slices]
+    assert rows == [(0, 128), (128, 64), (192, 64)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ducklet", "--ducks", "3"], 2, ["3 ducks cannot share 256 rows", "1, 2, 4, 8"]),
+        (["ducklet"], 2, ["needs either --inventory or --ducks"]),
+        (["nowhere", "--ducks", "4"], 2, ["nowhere"]),
+        (["ducklet", "--ducks", "4", "--format", "fp4"], 2, ["--format 'fp4' is unknown"]),
+        (["ducklet", "--ducks", "4", "--memory-limit", "lots"], 2, ["'lots' is not a size"]),
+        (["ducklet", "--ducks", "4", "--memory-limit", "100M"], 2, ["is too small", "at least"]),
+        (["ducklet", "--ducks", "4", "--verify"], 1, ["there is no finished cache"]),
+        (["ducklet", "--ducks", "4", "--weights", "1,2"], 2, ["has 2 numbers for 4 ducks"]),
+    ],
+)
+def test_mistakes_are_explained(
+    duckctl: Duckctl, arguments: list[str], code: int, words: list[str]
+) -> None:
+    run = duckctl.shard(*arguments)
+    assert run.returncode == code
+    for word in words:
+        assert word in run.stderr
+    assert "hint:" in run.stderr
+    assert not run.stdout
+
+
+def test_a_publishers_digest_list_is_checked_first(
+    duckctl: Duckctl, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    model = make_checkpoint(CheckpointSpec())
+    files = sorted(model.glob("*.safetensors"))
+    digests = {file.name: file_sha256(file) for file in files}
+    whole = "".join(f"{digest}  ./{name}\n" for name, digest in digests.items())
+    lists = {
+        "odd": ("hello\n", "line 1 is not"),
+        "short": (f"{digests[files[0].name]} *{files[0].name}\n", "does not list"),
+        "bad": (whole.replace(digests[files[1].name], "0" * 64), f"{files[1]} has sha256"),
+    }
+    path = tmp_path / "list.txt"
+    for text, message in lists.values():
+        path.write_text(text)
+        run = duckctl.shard(str(model), "--ducks", "2", "--source-sha256", str(path))
+        assert run.returncode == 1
+        assert message in run.stderr
+        assert not list(duckctl.cache_dir.glob("**/*.bin"))
+    path.write_text(whole)
+    run = duckctl.shard(str(model), "--ducks", "2", "--source-sha256", str(path))
+    assert run.returncode == 0
+
+
+def wait_for_journal(cache_dir: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(
+        len(path.read_bytes().splitlines()) >= lines for path in cache_dir.glob("*/journal.jsonl")
+    ):
+        assert process.poll() is None, "the conversion ended too early"
+        assert time.monotonic() < deadline, "no finished layer within 60 s"
+        time.sleep(0.002)
+
+
+def test_interrupt_keeps_finished_pieces_and_says_so(
+    duckctl: Duckctl, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    model = make_checkpoint(CheckpointSpec(experts=16, layers=9, hidden=512, moe=512, seed=3))
+    common = (str(model), "--ducks", "8")
+    command = [sys.executable, "-m", "duckctl", "shard-weights", *common, "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--cache-dir", str(duckctl.cache_dir)],
+        env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_for_journal(duckctl.cache_dir, 1 + 8, process)
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"of 72 pieces finished" in talk
+    assert b"run the same command again" in talk
+    assert not list(duckctl.cache_dir.rglob("*.part"))
+    assert duckctl.shard(*common, "--json").json["pieces_kept"] >= 8
+    fresh = Duckctl(duckctl.capsys, tmp_path / "fresh")
+    assert fresh.shard(*common).returncode == 0
+    assert digests_below(duckctl.cache_dir) == digests_below(fresh.cache_dir)
+
+
+def test_a_pipe_sees_lines(duckctl: Duckctl) -> None:
+    run = duckctl.shard("ducklet", "--ducks", "2")
+    assert "converting: 15.0 MiB" in run.stderr
+    assert "\x1b" not in run.stderr
+    assert run.stdout.strip().endswith("cache.json")
+
+
+def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "duckctl", "shard-weights", "ducklet", "--ducks", "2",
+         "--cache-dir", str(tmp_path / "terminal")],
+        env=child_environment() | {"TERM": "xterm"}, stdout=subprocess.DEVNULL, stderr=follower,
+    ) as process:  # fmt: skip
+        os.close(follower)
+        shown = b""
+        try:
+            while block := os.read(leader, 65536):
+                shown += block
+        except OSError:  # Linux reports the closed terminal as an input/output error
+            pass
+        assert process.wait(timeout=30) == 0
+    os.close(leader)
+    assert b"converting" in shown
+    assert b"\x1b" in shown
