@@ -420,9 +420,19 @@ class ExpertsCall(ctypes.LittleEndianStructure):
     hidden_size: U32
     activation_dtype: U8
     result_dtype: U8
-    reserved: U16
+    body: U16
     activation_offset: U32
-    reserved2: U32
+    reserved: U32
+
+
+def experts_weight_offset(tokens: int, top_k: int) -> int:
+    """Where the routing weights begin in a CALL message."""
+    return (32 + 2 * tokens * top_k + 7) // 8 * 8
+
+
+def experts_activation_offset(tokens: int, top_k: int) -> int:
+    """Where the activations begin in a CALL message."""
+    return (experts_weight_offset(tokens, top_k) + 4 * tokens * top_k + 63) // 64 * 64
 
 
 def experts_scratch_bytes(
@@ -554,7 +564,7 @@ class KernelContext(ctypes.LittleEndianStructure):
     abi_version: U32
     core_count: U32
     run_mode: U32
-    body: U32
+    reserved: U32
     mailbox: Address
     weights: Address
     weights_bytes: U64

@@ -12,6 +12,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,11 +62,11 @@ class MessageLayout:
 
     @property
     def weights_offset(self) -> int:
-        return _round_up(self.ids_offset + 2 * self.tokens * self.top_k, 8)
+        return wire.experts_weight_offset(self.tokens, self.top_k)
 
     @property
     def activation_offset(self) -> int:
-        return _round_up(self.weights_offset + 4 * self.tokens * self.top_k, ALIGN)
+        return wire.experts_activation_offset(self.tokens, self.top_k)
 
     @property
     def size_bytes(self) -> int:
@@ -145,7 +146,7 @@ class RemoteExperts:
             self._cache,
             kernel,
             self._transport,
-            _open_request(largest, self._options),
+            partial(_open_request, self._cache, largest, self._options),
             self._options.call_deadline_ms,
         )
         self._closed = False
@@ -339,12 +340,20 @@ def _transport_options(options: RemoteOptions) -> TransportOptions:
     )
 
 
-def _open_request(largest: MessageLayout, options: RemoteOptions) -> wire.Open:
+def _open_request(
+    cache: CacheConfig, largest: MessageLayout, options: RemoteOptions, core_count_max: int
+) -> wire.Open:
+    """One request for all ducks, so sized for the widest slice and the most cores."""
     result = DTYPES[options.result_dtype].itemsize * largest.tokens * largest.hidden
+    rows = max(part.rows for part in cache.slices)
+    cores = options.core_count or core_count_max
     return wire.Open(
         flags=wire.OPEN_TAKEOVER,
         core_count=options.core_count,
         call_bytes_max=_round_up(largest.size_bytes, ALIGN),
         result_bytes_max=_round_up(result, ALIGN),
+        scratch_bytes=wire.experts_scratch_bytes(
+            largest.hidden, rows, largest.tokens, largest.top_k, cores
+        ),
         call_time_limit_ms=options.call_time_limit_ms,
     )

@@ -58,7 +58,7 @@ class CacheConfig:
     cache_key: str
     model_name: str
     model_type: str
-    model_revision: str
+    model_revision: str | None
     config_sha256: str
     format: wire.Format
     converter_version: int
@@ -93,7 +93,7 @@ def load_cache(path: Path) -> CacheConfig:
         cache_key=root.text("cache_key"),
         model_name=model.text("name"),
         model_type=model.text("model_type"),
-        model_revision=model.text("revision", empty=True),
+        model_revision=model.text_or_null("revision"),
         config_sha256=model.text("config_sha256"),
         format=shape.format,
         converter_version=root.integer("converter_version", 0, 1 << 31),

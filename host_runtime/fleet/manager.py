@@ -57,6 +57,7 @@ class FleetProblem:
 
 
 ProgressCallback = Callable[[int, int], None]  # bytes done, bytes in all
+OpenRequest = Callable[[int], wire.Open]  # from the largest core count of the ducks
 
 
 class FleetManager:
@@ -68,7 +69,7 @@ class FleetManager:
         cache: CacheConfig,
         kernel: KernelFile,
         transport: Transport,
-        open_request: wire.Open,
+        open_request: OpenRequest,
         silence_ms: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -256,8 +257,10 @@ class FleetManager:
     def _open(self) -> None:
         """Open the compute session on all ducks; on an error marks the ducks it names."""
         everyone = range(len(self._keepers))
+        cores = [keeper.facts.core_count for keeper in self._keepers if keeper.facts]
         try:
-            self._transport.session_open(everyone, self._open_request, OPEN_TIMEOUT_MS)
+            request = self._open_request(max(cores))
+            self._transport.session_open(everyone, request, OPEN_TIMEOUT_MS)
         except TransportError as error:
             with self._lock:
                 state = failure_state(error) or DuckState.FAULTED

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import subprocess
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -74,7 +75,32 @@ RECORD_CASES = [
     for first_row, rows in ((0, 32), (32, 64), (96, 160), (64, 2048))
 ]
 # hidden, rows, tokens_max, top_k_max, core_count
-SCRATCH_CASES = [(128, 32, 1, 1, 1), (7168, 64, 512, 8, 4), (2048, 160, 300, 16, 3)]
+SCRATCH_CASES = [
+    (hidden, rows, tokens, top_k, cores)
+    for hidden in (128, 7168)
+    for rows in (32, 160, 2048)
+    for tokens, top_k in ((1, 1), (7, 3), (512, 16))
+    for cores in (1, 64)
+]
+OFFSET_CASES = [(tokens, top_k) for tokens in (0, 1, 2, 3, 511, 512) for top_k in (1, 3, 8, 16)]
+
+
+def formula_rows() -> list[tuple[str, str, int]]:
+    """Every inline formula of the headers: name, C expression, what Python computes."""
+    rows: list[tuple[str, str, int]] = []
+
+    def add(c_name: str, mirror: Callable[..., int], case: tuple[int, ...]) -> None:
+        arguments = ", ".join(f"{value}u" for value in case)
+        rows.append((f"{c_name} {case}", f"{c_name}({arguments})", mirror(*case)))
+
+    for record in RECORD_CASES:
+        add("duck_record_bytes", wire.record_bytes, record)
+    for scratch in SCRATCH_CASES:
+        add("duck_experts_scratch_bytes", wire.experts_scratch_bytes, scratch)
+    for offset in OFFSET_CASES:
+        add("duck_experts_weight_offset", wire.experts_weight_offset, offset)
+        add("duck_experts_activation_offset", wire.experts_activation_offset, offset)
+    return rows
 
 
 def probe_source() -> str:
@@ -89,12 +115,7 @@ def probe_source() -> str:
     for names in header_enums().values():
         rows.extend((name, name) for name in names)
     rows.extend((name, name) for name in header_defines())
-    for case in RECORD_CASES:
-        arguments = ", ".join(f"{value}u" for value in case)
-        rows.append((f"record {case}", f"duck_record_bytes({arguments})"))
-    for case in SCRATCH_CASES:
-        arguments = ", ".join(f"{value}u" for value in case)
-        rows.append((f"scratch {case}", f"duck_experts_scratch_bytes({arguments})"))
+    rows.extend((name, expression) for name, expression, _ in formula_rows())
     includes = "\n".join(f"#include <duck/{path.name}>" for path in HEADERS)
     prints = "\n".join(
         f'    printf("%s\\n \\"{name}\\": %lld", {int(i > 0)} ? "," : "", (long long)({value}));'
@@ -170,14 +191,9 @@ def test_constants(native: dict[str, int]) -> None:
         assert getattr(wire, name.removeprefix("DUCK_"), None) == native[name], name
 
 
-def test_record_bytes(native: dict[str, int]) -> None:
-    for case in RECORD_CASES:
-        assert wire.record_bytes(*case) == native[f"record {case}"], case
-
-
-def test_scratch_bytes(native: dict[str, int]) -> None:
-    for case in SCRATCH_CASES:
-        assert wire.experts_scratch_bytes(*case) == native[f"scratch {case}"], case
+def test_formulas(native: dict[str, int]) -> None:
+    for name, _, computed in formula_rows():
+        assert computed == native[name], name
 
 
 def test_headers_include_only_what_freestanding_has() -> None:

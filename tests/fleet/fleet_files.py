@@ -93,7 +93,7 @@ def cache_content(
         "model": {
             "name": "random",
             "model_type": "deepseek_v32",
-            "revision": "",
+            "revision": None,
             "config_sha256": "00" * 32,
         },
         "format": layout,
