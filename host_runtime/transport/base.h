@@ -18,6 +18,11 @@ constexpr uint64_t kNever = UINT64_MAX;
 
 uint64_t now_ns(); // CLOCK_MONOTONIC
 
+// Zero when `since` is later: threads read the clock at different moments.
+constexpr uint64_t elapsed_ns(uint64_t now, uint64_t since) {
+    return now > since ? now - since : 0;
+}
+
 // Written by one thread, read by any.
 class Counter {
   public:

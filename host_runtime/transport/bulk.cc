@@ -99,7 +99,7 @@ bool Bulk::paced(const Domain &domain) {
     if (mbps == 0) return true;
     const double bytes_per_ns = mbps * 1e6 / 8 * 1e-9;
     const double tokens_max = kBurst * 2.0 * stride_;
-    tokens_ += static_cast<double>(domain.now() - tokens_ns_) * bytes_per_ns;
+    tokens_ += static_cast<double>(elapsed_ns(domain.now(), tokens_ns_)) * bytes_per_ns;
     tokens_ns_ = domain.now();
     if (tokens_ > tokens_max) tokens_ = tokens_max;
     return tokens_ >= stride_;
@@ -168,14 +168,15 @@ bool Bulk::check_limits(Domain &domain, Link &link) {
         return true;
     }
     const uint64_t limit_ns = domain.options().silence_ms * kMillisecond;
-    if (domain.now() - progress_ns_ < limit_ns) return false;
+    if (elapsed_ns(domain.now(), progress_ns_) < limit_ns) return false;
     const uint64_t heard_ns = link.status.heard_ns.get();
     char during[96];
     std::snprintf(during, sizeof during, "the write of its %s (%llu of %llu bytes done)",
                   region_text(op_->region), static_cast<unsigned long long>(acked_bytes_),
                   static_cast<unsigned long long>(op_->bytes));
-    if (domain.now() - heard_ns >= limit_ns / 2) {
-        fail_silent(link, &op_->error, domain.now() - std::max(heard_ns, progress_ns_), during);
+    if (elapsed_ns(domain.now(), heard_ns) >= limit_ns / 2) {
+        fail_silent(link, &op_->error, elapsed_ns(domain.now(), std::max(heard_ns, progress_ns_)),
+                    during);
         return true;
     }
     fail(&op_->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
@@ -225,7 +226,8 @@ void Bulk::mark_pending(Chunk &chunk, uint32_t index) {
 void Bulk::note_loss(Domain &domain, Chunk &chunk) {
     chunk.had_loss = true;
     is_slow_start_ = false;
-    if (domain.now() - loss_ns_ < std::max(round_trip_ns_, kSoon)) return; // one cut per round trip
+    if (elapsed_ns(domain.now(), loss_ns_) < std::max(round_trip_ns_, kSoon))
+        return; // one cut per round trip
     loss_ns_ = domain.now();
     window_ = std::max(kWindowMin, window_ / 2);
 }

@@ -133,9 +133,9 @@ bool LinkCalls::limits(Domain &domain, Link &link, LinkCall &call) {
     duckhost_error error;
     char during[32];
     std::snprintf(during, sizeof during, "call %u", call.number);
-    if (now - since_ns >= domain.options().silence_ms * kMillisecond) {
+    if (elapsed_ns(now, since_ns) >= domain.options().silence_ms * kMillisecond) {
         fail_silent(link, &error, now - since_ns, during);
-    } else if (now - call.start_ns >= domain.options().call_ms * kMillisecond) {
+    } else if (elapsed_ns(now, call.start_ns) >= domain.options().call_ms * kMillisecond) {
         fail(&error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
              "%s (%s) is alive, but did not finish %s within %.1f s", link.name, link.address_text,
              during, static_cast<double>(now - call.start_ns) * 1e-9);

@@ -285,7 +285,7 @@ void Transport::name_silent_ducks(const CallSlot &slot, duckhost_error *error) c
         const uint64_t bit = UINT64_C(1) << duck, heard_ns = place.state->status.heard_ns.get();
         if ((board_.ducks() & bit) == 0 || static_cast<int>(duck) == error->duck) continue;
         const bool is_silent = slot.part[duck].state.load() == CallPart::waiting &&
-                               now - std::max(heard_ns, slot.submit_ns) >= limit_ns;
+                               elapsed_ns(now, std::max(heard_ns, slot.submit_ns)) >= limit_ns;
         if (!is_silent && (error->ducks & bit) == 0) continue;
         error->ducks |= bit;
         const int more =

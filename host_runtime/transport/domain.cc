@@ -195,6 +195,7 @@ bool Domain::take_commands() {
         queue_ = OpList();
         has_commands_.store(false);
     }
+    now_ = now_ns(); // not earlier than the times that the ops carry
     while (Op *op = taken.pop()) execute(op);
     return true;
 }

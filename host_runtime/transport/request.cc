@@ -56,8 +56,9 @@ uint64_t Domain::request_timer(Link &link) {
         const uint64_t heard_ns = link.status.heard_ns.get();
         const uint64_t since_ns = heard_ns > op->start_ns ? heard_ns : op->start_ns;
         const char *what = message_type_text(op->type);
-        if (now_ - since_ns >= op->silence_ns) {
-            fail_silent(link, &op->error, now_ - since_ns, what);
+        const uint64_t silent_ns = elapsed_ns(now_, since_ns);
+        if (silent_ns >= op->silence_ns) {
+            fail_silent(link, &op->error, silent_ns, what);
             finish_request(link, request);
             continue;
         }

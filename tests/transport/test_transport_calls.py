@@ -1,0 +1,279 @@
+"""Calls give the same bits whatever the arrival order, and end with a result or a named error."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transport_kit import (
+    BUSY,
+    CRASH,
+    ECHO,
+    FOREVER,
+    GENERATE,
+    OPEN_MS,
+    REFUSE,
+    call,
+    factor_of,
+    load,
+    message,
+    open_request,
+    running_shelf,
+    scale_call,
+    scaled_sum,
+    serving,
+    submit,
+    wait_sum,
+)
+
+from host_runtime import wire
+from host_runtime.transport import (
+    DeadlineError,
+    DuckFaultError,
+    DuckUnreachableError,
+    Faults,
+    TransportCode,
+    TransportError,
+    TransportOptions,
+)
+
+QUICK = TransportOptions(silence_ms=800, ping_ms=100)
+
+
+def test_sum_is_in_duck_order_whatever_arrives_first(tmp_path: Path, echo_kernel: bytes) -> None:
+    """4 ducks in 2 domains, packets late by random times: each sum equals the ordered one."""
+    generator = np.random.default_rng(3)
+    with running_shelf(tmp_path, echo_kernel, [0, 0, 1, 1]) as shelf, serving(shelf) as transport:
+        transport.set_faults(Faults(seed=5, delay_us=2000))
+        slowest = set()
+        for _ in range(60):
+            values = generator.standard_normal(700).astype(np.float32)
+            ticket = submit(transport, scale_call(values))
+            out = np.empty(700, np.float32)
+            timing = transport.wait_sum(ticket, wire.Dtype.F32, out.ctypes.data, 700)
+            slowest.add(timing.slowest)
+            np.testing.assert_array_equal(out, scaled_sum(values, range(4)))
+        assert len(slowest) > 1, "the delays did not change who came last"
+        assert transport.domain_stats(0).faults.delayed > 0
+
+
+def test_bf16_outputs_are_added_as_float32(tmp_path: Path, echo_kernel: bytes) -> None:
+    generator = np.random.default_rng(4)
+    with running_shelf(tmp_path, echo_kernel, [0, 0, 0]) as shelf, serving(shelf) as transport:
+        words = generator.integers(0x3000, 0x4800, 800).astype(np.uint16)
+        content = message(ECHO, data=words.tobytes())
+        whole = np.frombuffer(content, np.uint16).astype(np.uint32) << 16
+        values = whole.view(np.float32)
+        total = wait_sum(transport, submit(transport, content), len(values), wire.Dtype.BF16)
+        np.testing.assert_array_equal(total, (values + values) + values)
+
+
+def test_four_calls_in_flight_and_no_more(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        values = np.arange(100, dtype=np.float32)
+        tickets = [submit(transport, scale_call(values * i)) for i in range(4)]
+        with pytest.raises(TransportError, match="4 calls are in flight") as caught:
+            submit(transport, scale_call(values))
+        assert caught.value.code is TransportCode.STATE
+        transport.release(tickets[0])  # abandoned: its credit comes back with its results
+        for i in (3, 1, 2):
+            out = wait_sum(transport, tickets[i], 100)
+            np.testing.assert_array_equal(out, scaled_sum(values * np.float32(i), range(2)))
+        with pytest.raises(TransportError, match="is not a call in flight"):
+            wait_sum(transport, tickets[1], 100)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 100), scaled_sum(values, range(2))
+        )
+
+
+def test_each_ducks_bytes_can_be_read(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        values = np.arange(50, dtype=np.float32)
+        ticket = submit(transport, scale_call(values))
+        timing = transport.wait(ticket)
+        assert timing.total_ns >= timing.kernel_ns > 0
+        for duck in range(2):
+            expected = (values * np.float32(factor_of(duck))).tobytes()
+            assert transport.result(ticket, duck) == expected
+        transport.release(ticket)
+        with pytest.raises(TransportError, match="is not a call in flight"):
+            transport.result(ticket, 0)
+
+
+def test_large_calls_and_results_arrive_whole(tmp_path: Path, echo_kernel: bytes) -> None:
+    generator = np.random.default_rng(6)
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        values = generator.standard_normal((1 << 18) - 4).astype(np.float32)  # 1 MiB message
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), len(values)), scaled_sum(values, range(2))
+        )
+        count = 1 << 20
+        ticket = submit(transport, message(GENERATE, count * 4, seed=9))  # 4 MiB results
+        transport.wait(ticket)
+        words = np.frombuffer(transport.result(ticket, 1), np.uint32)
+        transport.release(ticket)
+        assert len(words) == count
+        seed = 9 + int(np.float32(factor_of(1)).view(np.uint32))
+        first = (seed * 1664525 + 1013904223) & 0xFFFFFFFF
+        assert words[0] == first
+        follow = words[:-1].astype(np.uint64) * 1664525 + 1013904223
+        np.testing.assert_array_equal(words[1:], (follow & 0xFFFFFFFF).astype(np.uint32))
+
+
+def test_wrong_result_size_is_named(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
+        with pytest.raises(TransportError, match=r"d01 .* with 400 bytes, expected 404"):
+            call(transport, scale_call(np.zeros(100, np.float32)), 101)
+        with pytest.raises(TransportError, match="a call of 1048577 bytes"):
+            submit(transport, bytes((1 << 20) + 1))
+
+
+def test_a_refused_call_leaves_the_session_alive(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        with pytest.raises(DuckFaultError, match="seven is refused") as caught:
+            call(transport, message(REFUSE), 4)
+        assert caught.value.status == wire.Status.ERR_BAD_REQUEST
+        assert "d01" in caught.value.message or "d02" in caught.value.message
+        values = np.ones(10, np.float32)
+        for _ in range(6):
+            np.testing.assert_array_equal(
+                call(transport, scale_call(values), 10), scaled_sum(values, range(2))
+            )
+
+
+def test_a_crashing_kernel_is_named_and_can_be_opened_again(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
+        with pytest.raises(DuckFaultError, match=r"d01 .*memory access at 0x40") as caught:
+            call(transport, message(CRASH, 0x40), 4)
+        assert caught.value.status == wire.Status.ERR_KERNEL_FAULT
+        assert caught.value.detail == wire.FaultKind.MEMORY
+        with pytest.raises(DuckFaultError, match="the compute session has ended: d01"):
+            submit(transport, message(ECHO))
+        transport.session_open([0], open_request(), OPEN_MS)
+        values = np.ones(10, np.float32)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 10), scaled_sum(values, [0])
+        )
+
+
+def test_a_runaway_kernel_is_a_time_limit(tmp_path: Path, echo_kernel: bytes) -> None:
+    request = open_request(time_limit_ms=300)
+    with (
+        running_shelf(tmp_path, echo_kernel, [0]) as shelf,
+        serving(shelf, request=request) as transport,
+    ):
+        with pytest.raises(DuckFaultError, match=r"d01 .*time limit") as caught:
+            call(transport, message(FOREVER), 4)
+        assert caught.value.status == wire.Status.ERR_TIME_LIMIT
+
+
+def test_a_slow_call_is_a_deadline_though_the_duck_is_alive(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
+    options = TransportOptions(silence_ms=800, ping_ms=100, call_ms=1500)
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf, options) as transport:
+        with pytest.raises(DeadlineError, match=r"d01 .*is alive, but did not finish call 1"):
+            call(transport, message(BUSY, 0xFFFFFFFF), 4)
+        assert transport.duck_status(0).heard_age_ns < 800_000_000
+
+
+def test_a_killed_duck_is_named_in_time_and_comes_back(tmp_path: Path, echo_kernel: bytes) -> None:
+    with (
+        running_shelf(tmp_path, echo_kernel, [0, 0, 1]) as shelf,
+        serving(shelf, QUICK) as transport,
+    ):
+        tickets = [submit(transport, message(BUSY, 50_000_000)) for _ in range(2)]
+        shelf.ducks[1].kill()
+        begin = time.monotonic()
+        with pytest.raises(DuckUnreachableError) as caught:
+            wait_sum(transport, tickets[0], 4)
+        assert time.monotonic() - begin < 3
+        assert caught.value.ducks == (1,)
+        address = f"d02 (127.0.0.1:{shelf.ducks[1].port})"
+        assert caught.value.message.startswith(f"{address} does not answer: nothing received for")
+        assert "during call" in caught.value.message
+        with pytest.raises(TransportError, match="d02"):
+            wait_sum(transport, tickets[1], 4)
+        assert transport.duck_status(0).heard_age_ns < 800_000_000
+        assert transport.duck_status(2).heard_age_ns < 800_000_000
+        shelf.ducks[1].start()
+        load(transport, 1, shelf.kernel, factor_of(1))
+        transport.session_open(range(3), open_request(), OPEN_MS)
+        values = np.ones(10, np.float32)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 10), scaled_sum(values, range(3))
+        )
+
+
+def test_all_dead_ducks_are_named(tmp_path: Path, echo_kernel: bytes) -> None:
+    with (
+        running_shelf(tmp_path, echo_kernel, [0, 0, 1]) as shelf,
+        serving(shelf, QUICK) as transport,
+    ):
+        ticket = submit(transport, message(BUSY, 50_000_000))
+        for duck in (0, 2):
+            shelf.ducks[duck].kill()
+        with pytest.raises(DuckUnreachableError) as caught:
+            wait_sum(transport, ticket, 4)
+        assert caught.value.ducks == (0, 2)
+        assert "d01" in caught.value.message and "d03" in caught.value.message
+
+
+def test_a_cut_duck_is_like_a_dead_one_until_it_returns(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 1]) as shelf, serving(shelf, QUICK) as transport:
+        transport.set_faults(Faults(cut_ducks=(1,)))
+        values = np.ones(10, np.float32)
+        with pytest.raises(DuckUnreachableError, match="d02"):
+            call(transport, scale_call(values), 10)
+        transport.set_faults(Faults())
+        transport.session_open(range(2), open_request(), OPEN_MS)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 10), scaled_sum(values, range(2))
+        )
+
+
+def test_sessions_of_some_ducks_and_of_another_host(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        values = np.ones(10, np.float32)
+        transport.session_open([1], open_request(), OPEN_MS)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 10), scaled_sum(values, [1])
+        )
+        with shelf.transport() as other:
+            other.hello(1, 2000)
+            request = open_request()
+            request.flags = 0
+            with pytest.raises(TransportError, match="another host owns") as caught:
+                other.session_open([1], request, OPEN_MS)
+            assert caught.value.status == wire.Status.ERR_BUSY
+        transport.session_close()
+        with pytest.raises(TransportError, match="no compute session is open"):
+            submit(transport, scale_call(values))
+
+
+@pytest.mark.parametrize("policy", list(wire.PollPolicy))
+def test_every_poll_policy_works(
+    tmp_path: Path, echo_kernel: bytes, policy: wire.PollPolicy
+) -> None:
+    options = TransportOptions(poll_policy=policy)
+    values = np.ones(300, np.float32)
+    with (
+        running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf,
+        serving(shelf, options) as transport,
+    ):
+        for _ in range(20):
+            np.testing.assert_array_equal(
+                call(transport, scale_call(values), 300), scaled_sum(values, range(2))
+            )
+
+
+def test_closing_ends_a_call_under_way(tmp_path: Path, echo_kernel: bytes) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
+        ticket = submit(transport, message(BUSY, 0xFFFFFFFF))
+        transport.session_open([0], open_request(), OPEN_MS)  # the old call is over
+        with pytest.raises(TransportError, match="not a call in flight"):
+            wait_sum(transport, ticket, 4)
