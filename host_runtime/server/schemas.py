@@ -376,7 +376,10 @@ _BRANCHES = frozenset({"str", "int", "float", "bool"})
 
 
 def _as_bad_request(error: ValidationError) -> Exception:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # A union reports every branch: the one that got furthest is what the client meant.
+    same_field = [entry for entry in errors if entry["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(same_field, key=lambda entry: len(entry["loc"]))
     path = ""
     for part in first["loc"]:
         if isinstance(part, int):

@@ -97,7 +97,7 @@ class Service:
             max_tokens=max_tokens,
             temperature=_first(request.temperature, defaults.temperature),
             top_p=_first(request.top_p, defaults.top_p),
-            top_k=max(0, request.top_k or 0),
+            top_k=defaults.top_k if request.top_k is None else max(0, request.top_k),
             seed=request.seed,
             stop_token_ids=tuple(stop_ids),
             ignore_eos=request.ignore_eos,

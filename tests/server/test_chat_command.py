@@ -1,0 +1,250 @@
+"""Proves that `duckctl chat` shows answers as they come and says clearly what went wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from server_kit import (
+    DEADLINE_S,
+    ROOT,
+    ScriptedEngine,
+    ScriptedHandle,
+    ducklet_tokenizer,
+    live_server,
+    says,
+    scripted_service,
+    wait_until,
+)
+
+from duckctl.chat_client import ChatEnd
+from duckctl.commands.chat import speed_line
+
+
+def chat(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "duckctl", "chat", *arguments],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def encoded(text: str) -> list[int]:
+    return ducklet_tokenizer().encode_text(text)
+
+
+def test_one_question_prints_the_answer_on_stdout_and_the_rest_on_stderr() -> None:
+    engine = ScriptedEngine(script=says("[b]hm[/b]", 8189, "Quack \x1b[31m:smile: 🦆 [i]x[/i]"))
+    with live_server(scripted_service(engine)) as url:
+        result = chat("--url", url, "--thinking", "--system", "Be a duck", "Say quack")
+    assert result.stdout == "Quack [31m:smile: 🦆 [i]x[/i]\n"  # no markup, no escape sequences
+    assert "[b]hm[/b]" in result.stderr
+    assert "first after 0.50 s" in result.stderr
+    assert "MTP 3 of 5 accepted" in result.stderr
+    assert result.returncode == 0
+    prompt = ducklet_tokenizer().decode(engine.handles[0].prompt_ids, keep_control=True)
+    assert prompt == ("<｜begin▁of▁sentence｜>Be a duck<｜User｜>Say quack<｜Assistant｜><think>")
+
+
+def test_options_reach_the_server_and_a_question_can_be_piped_in() -> None:
+    engine = ScriptedEngine(script=says("4", reason="length"))
+    with live_server(scripted_service(engine)) as url:
+        result = chat(
+            *("--url", url, "--max-tokens", "7", "--temperature", "0", "--seed", "3"),
+            stdin="2+2?\n",
+        )
+    assert result.stdout == "4\n"
+    assert "cut at the token limit" in result.stderr
+    handle = engine.handles[0]
+    assert handle.prompt_ids[2:-2] == encoded("2+2?")
+    assert (handle.params.max_tokens, handle.params.temperature, handle.params.seed) == (7, 0, 3)
+
+
+def test_no_server_is_a_clear_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = chat("--url", f"http://127.0.0.1:{unused.getsockname()[1]}", "Hi")
+    assert result.returncode == 4
+    assert "error: no server answers at http://127.0.0.1:" in result.stderr
+    assert "duckctl serve" in result.stderr
+    assert result.stdout == ""
+
+
+def test_errors_before_and_during_an_answer_are_told_in_the_servers_words() -> None:
+    def script(handle: ScriptedHandle) -> None:
+        handle.tokens(encoded("Hello wor"))
+        handle.finish("error", "d02 does not answer (layer 3)")
+
+    engine = ScriptedEngine(script=script)
+    with live_server(scripted_service(engine)) as url:
+        broken = chat("--url", url, "Hi")
+        engine.full = True
+        busy = chat("--url", url, "Hi")
+        unknown = chat("--url", url, "--model", "gpt-5", "Hi")
+    assert (broken.returncode, broken.stdout) == (1, "Hello wor\n")
+    assert "error: d02 does not answer (layer 3)" in broken.stderr
+    assert (busy.returncode, busy.stdout) == (1, "")
+    assert "try again later" in busy.stderr
+    assert "'gpt-5' does not exist" in unknown.stderr
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    result = chat("--url", url, "Hi")
+    assert result.returncode == 2
+    assert "is no address of a server" in result.stderr
+
+
+def test_an_empty_question_is_refused() -> None:
+    with live_server(scripted_service(ScriptedEngine())) as url:
+        assert "the question is empty" in chat("--url", url, stdin=" \n").stderr
+
+
+def test_ctrl_c_stops_a_single_answer_with_code_130_and_cancels_it() -> None:
+    engine = ScriptedEngine(script=lambda handle: handle.tokens(encoded("Quack")))
+    with live_server(scripted_service(engine)) as url:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "duckctl", "chat", "--url", url, "Hi"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.read(5) == "Quack"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+        wait_until(engine.handles[0].cancelled.is_set, "the request is cancelled")
+
+
+class Terminal:
+    """A person at a terminal."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.process_id, self._terminal = pty.fork()
+        if self.process_id == 0:
+            os.chdir(ROOT)
+            os.environ["TERM"] = "dumb"
+            os.execv(sys.executable, [sys.executable, "-m", "duckctl", "chat", "--url", url])
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+        os.set_blocking(self._terminal, False)
+        self.shown = ""
+        self._log = log
+        self._ended = False
+
+    def expect(self, text: str) -> None:
+        """Wait until ``text`` is on the screen; what came before it is forgotten."""
+        wait_until(lambda: text in self._read(), f"{text!r} on the screen")
+        self.shown = self.shown.partition(text)[2]
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._terminal, text.encode())
+
+    def kill(self) -> None:
+        """End the program if the test has failed before its end."""
+        if not self._ended:
+            os.kill(self.process_id, signal.SIGKILL)
+            os.waitpid(self.process_id, 0)
+
+    def exit_code(self) -> int:
+        """Wait for the end of the program."""
+        codes: list[int] = []
+
+        def ended() -> bool:
+            self._read()
+            done, status = os.waitpid(self.process_id, os.WNOHANG)
+            if done:
+                self._ended = True
+                codes.append(os.waitstatus_to_exitcode(status))
+            return bool(done)
+
+        wait_until(ended, "the program ends")
+        os.close(self._terminal)
+        return codes[0]
+
+    def _read(self) -> str:
+        with suppress(OSError):  # nothing there yet, or the program has ended
+            self.shown += os.read(self._terminal, 4096).decode(errors="replace")
+        self._log.write_text(self.shown)
+        return self.shown
+
+
+@contextmanager
+def conversation(engine: ScriptedEngine, folder: Path) -> Iterator[Terminal]:
+    with live_server(scripted_service(engine)) as url:
+        terminal = Terminal(url, folder / "screen")
+        try:
+            yield terminal
+        finally:
+            terminal.kill()
+
+
+def test_a_conversation_remembers_and_ctrl_c_ends_the_answer_then_the_program(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine(script=says("First."))
+    with conversation(engine, tmp_path) as terminal:
+        terminal.expect("> ")
+        terminal.type("One\n")
+        terminal.expect("First.")
+        terminal.expect("> ")
+        engine.script = lambda handle: handle.tokens(encoded("Endless"))
+        terminal.type("Two\n")
+        terminal.expect("Endless")
+        terminal.type("\x03")
+        terminal.expect("stopped")
+        wait_until(engine.handles[1].cancelled.is_set, "the answer is cancelled")
+        engine.script = lambda handle: handle.finish("error", "d01 is gone")
+        terminal.expect("> ")
+        terminal.type("Three\n")
+        terminal.expect("error: d01 is gone")
+        engine.script = says("Fourth.")
+        terminal.expect("> ")
+        terminal.type("Four\n")
+        terminal.expect("Fourth.")
+        terminal.expect("> ")
+        terminal.type("/new\n")
+        terminal.expect("> ")
+        terminal.type("Five\n")
+        terminal.expect("Fourth.")
+        terminal.expect("> ")
+        terminal.type("\x03")
+        assert terminal.exit_code() == 0
+    prompts = [ducklet_tokenizer().decode(h.prompt_ids) for h in engine.handles]
+    # The stopped and the failed answer have left no trace.
+    assert prompts[3] == "One</think>First.Four</think>"
+    assert prompts[4] == "Five</think>"
+
+
+def test_the_speed_line_tells_what_is_known() -> None:
+    assert speed_line(ChatEnd("stop")) == "[0 tokens]"
+    measured = {"ttft_s": 0.3125, "tpot_s": 0.0625, "drafts_proposed": 11, "drafts_accepted": 9}
+    line = speed_line(ChatEnd("stop", {"completion_tokens": 23}, measured))
+    assert line == "[23 tokens, first after 0.31 s, 16.0 tokens/s, MTP 9 of 11 accepted]"
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, duckctl.commands.chat; print(json.dumps(sorted(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", f"import json; {code}"], cwd=ROOT, capture_output=True, text=True
+    )
+    modules = json.loads(result.stdout)
+    assert not {"torch", "numpy", "httpx", "host_runtime"} & set(modules)

@@ -1,0 +1,193 @@
+"""Proves that every field of a request works, is known to have no effect, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server_kit import CHAT, COMPLETIONS, Api, says, scripted_api
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def refused(api: Api, path: str, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+    """The error object of a request that must be refused."""
+    response = api.post(path, body)
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tempereture": 1}, "tempereture", "did you mean temperature?"),
+    ({"nonsense_xyz": 1}, "nonsense_xyz", "unknown field"),
+    ({"n": 2}, "n", "n = 2 is not supported"),
+    ({"logprobs": True}, "logprobs", "not supported"),
+    ({"logprobs": 0}, "logprobs", "not supported"),
+    ({"top_logprobs": 3}, "top_logprobs", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "not supported"),
+    ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+    ({"temperature": "0"}, "temperature", "valid number"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differ"),
+    ({"seed": 2**63}, "seed", "less than"),
+    ({"stop": [""]}, "stop", "0 characters"),
+    ({"stop": ["x"] * 17}, "stop", "17 strings"),
+    ({"stop_token_ids": [9999]}, "stop_token_ids", "stop_token_ids[0] is 9999"),
+    ({"stream_options": {"include_usge": True}}, "stream_options.include_usge", "not permitted"),
+    ({"tool_choice": "required"}, "tool_choice", "can't be forced"),
+    ({"thinking": True, "reasoning_effort": "none"}, "thinking", "contradict"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "not permitted"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", ""),
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'system'"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing (user)"),
+    ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages[0].tool_call_id", "belongs to"),
+    ({"messages": [{**USER, "audio": {"id": "x"}}]}, "messages[0].audio", ""),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        "'text'",
+    ),
+    ({"messages": [{**USER, "content": 5}]}, "messages[0].content", ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "text"), REFUSED, ids=lambda v: str(v)[:50])
+def test_a_chat_field_that_cannot_be_honoured_is_refused_by_name(
+    fields: dict[str, Any], param: str, text: str
+) -> None:
+    api, engine = scripted_api()
+    error = refused(api, CHAT, {"messages": [USER], **fields})
+    assert error["param"] == param
+    assert text in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert engine.handles == []
+
+
+REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "you must give prompt"),
+    ({"prompt": ["a", "b"]}, "prompt", "2 entries"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": [1, 8192]}, "prompt", "prompt[1] is 8192"),
+    ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
+    ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
+    ({"prompt": "a", "messages": []}, "messages", "unknown field"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "text"), REFUSED_COMPLETIONS, ids=lambda v: str(v)[:50])
+def test_a_completion_field_that_cannot_be_honoured_is_refused_by_name(
+    body: dict[str, Any], param: str, text: str
+) -> None:
+    api, _ = scripted_api()
+    error = refused(api, COMPLETIONS, body)
+    assert error["param"] == param
+    assert text in error["message"]
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"n": 1, "logprobs": False, "top_logprobs": None, "presence_penalty": 0.0},
+    {"frequency_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}},
+    {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    {"parallel_tool_calls": True, "tool_choice": "none", "tools": []},
+    {"messages": [{**USER, "name": "Ann"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=lambda v: str(v)[:50])
+def test_fields_that_ask_for_nothing_special_are_accepted(fields: dict[str, Any]) -> None:
+    api, engine = scripted_api(says("Hello"))
+    response = api.post(CHAT, {"messages": [USER], **fields})
+    assert response.status_code == 200, response.text
+    hi = api.service.tokenizer.encode_text("Hi")
+    assert engine.handles[0].prompt_ids == [0, 8190, *hi, 8191, 8189]
+
+
+SWITCHES: list[tuple[dict[str, Any], bool]] = [
+    ({}, False),
+    ({"thinking": True}, True),
+    ({"thinking": {"type": "enabled"}}, True),
+    ({"thinking": {"type": "disabled"}}, False),
+    ({"chat_template_kwargs": {"thinking": True}}, True),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ({"reasoning_effort": "low"}, True),
+    ({"reasoning_effort": "none"}, False),
+]
+
+
+@pytest.mark.parametrize(("fields", "thinking"), SWITCHES, ids=lambda v: str(v))
+def test_thinking_is_off_unless_asked_for(fields: dict[str, Any], thinking: bool) -> None:
+    api, engine = scripted_api(says("Hm", 8189, "Yes"))
+    message = api.chat(**fields).json()["choices"][0]["message"]
+    assert engine.handles[0].prompt_ids[-1] == (8188 if thinking else 8189)
+    assert message["content"] == ("Yes" if thinking else "HmYes")
+    assert message.get("reasoning_content") == ("Hm" if thinking else None)
+
+
+def test_sampling_fields_reach_the_engine_and_defaults_are_the_models() -> None:
+    api, engine = scripted_api()
+    api.chat()
+    prompt = engine.handles[0].prompt_ids
+    params = engine.handles[0].params
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.6, 0.95, 0, None)
+    assert (params.max_tokens, params.ignore_eos) == (2048 - len(prompt), False)
+    api.chat(
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        seed=-7,
+        max_completion_tokens=9,
+        stop_token_ids=[7],
+        ignore_eos=True,
+    )
+    params = engine.handles[1].params
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0, 0.5, 0, -7)
+    assert (params.max_tokens, params.stop_token_ids, params.ignore_eos) == (9, (7,), True)
+    api.post(COMPLETIONS, {"prompt": "a"})
+    assert engine.handles[2].params.max_tokens == 16
+
+
+BAD_BODIES = [
+    (b"", "not valid JSON"),
+    (b'{"model": ', "not valid JSON"),
+    (b"[1]", "must be a JSON object"),
+    (b'{"model": NaN}', "NaN is not JSON"),
+    (b"\xff\xfe", "not valid"),
+    (b'{"model": "\\ud800"}', "not valid UTF-8"),
+    (b"[" * 200_000, "not valid JSON"),
+    (b"{}", "you must give"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), BAD_BODIES, ids=lambda v: str(v)[:30])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_bodies_that_are_no_request_are_refused(path: str, body: bytes, text: str) -> None:
+    api, _ = scripted_api()
+    response = api.request("POST", path, content=body)
+    assert response.status_code == 400
+    assert text in response.json()["error"]["message"]
+
+
+def test_a_tool_call_of_the_history_must_hold_a_json_object() -> None:
+    api, _ = scripted_api()
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": "a"},
+    ]
+    error = refused(api, CHAT, {"messages": messages})
+    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
+    call["function"] = {"name": "f", "arguments": json.dumps({"x": 1})}
+    assert api.post(CHAT, {"messages": messages}).status_code == 200
