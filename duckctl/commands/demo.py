@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +12,14 @@ import typer
 from duckctl.console import human_bytes, print_json, print_table, talk
 from duckctl.demo.prompts import Answer
 from duckctl.demo.run import DemoResult, run_demo
+from duckctl.demo.transcript import Transcript
 
 app = typer.Typer()
 
-DIM, RESET = "\x1b[2m", "\x1b[0m"
+ANSWER_COLUMNS = ("prompt", "tokens in>", "out>", "TTFT>", "TPOT>", "tok/s>", "MTP accepted>")
+DUCK_COLUMNS = (
+    *("duck", "weights>", "calls>", "sent>", "received>", "in kernel>", "call>", "resent>"),
+)
 
 
 @app.command()
@@ -38,27 +41,22 @@ def demo(
     """
     if weight_format not in ("fp8", "fp9"):
         raise typer.BadParameter("expected fp8 or fp9", param_hint="--format")
-    result = run_demo(ducks, weight_format, _silent if as_json else _printer())
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    transcript = Transcript(_silent if as_json else _write, colour)
+    result = run_demo(ducks, weight_format, transcript)
     if as_json:
         print_json(_document(result))
     else:
         _print(result)
 
 
-def _silent(_text: str, _thinking: bool) -> None:
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _silent(_text: str) -> None:
     pass
-
-
-def _printer() -> Callable[[str, bool], None]:
-    """Writes the answers as they come; thoughts are dim on a terminal, in brackets elsewhere."""
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    before, after = (DIM, RESET) if colour else ("", "")
-
-    def show(text: str, thinking: bool) -> None:
-        sys.stdout.write(f"{before}{text}{after}" if thinking else text)
-        sys.stdout.flush()
-
-    return show
 
 
 def _document(result: DemoResult) -> dict[str, Any]:
@@ -84,27 +82,29 @@ def _answer_row(answer: Answer) -> tuple[object, ...]:
 
 
 def _duck_row(duck: dict[str, Any]) -> tuple[object, ...]:
-    counters = duck["counters"]
+    counters: dict[str, float] = duck["counters"]
     calls = counters.get("calls", 0)
 
     def mean_us(name: str) -> str:
         return f"{counters[name] / calls / 1000:.0f} µs" if calls and name in counters else "-"
 
+    sent = counters.get("sent_bytes", 0) - counters.get("weight_bytes_sent", 0)
     return (
         duck["name"],
+        human_bytes(counters.get("weight_bytes", 0)),
         f"{calls:.0f}",
-        human_bytes(counters.get("sent_bytes", 0)),
+        human_bytes(sent),
         human_bytes(counters.get("received_bytes", 0)),
         mean_us("kernel_ns"),
-        mean_us("round_trip_ns"),
+        mean_us("call_ns"),
         f"{counters.get('resent', 0):.0f}",
     )
 
 
 def _print(result: DemoResult) -> None:
-    sys.stdout.write("\n")
-    columns = ("prompt", "tokens in>", "out>", "TTFT>", "TPOT>", "tok/s>", "MTP accepted>")
-    print_table("answers", columns, [_answer_row(answer) for answer in result.answers])
-    columns = ("duck", "calls>", "sent>", "received>", "kernel/call>", "round trip>", "resent>")
-    print_table("ducks", columns, [_duck_row(duck) for duck in result.ducks])
+    _write("\n")
+    rows = [_answer_row(answer) for answer in result.answers]
+    print_table("", ANSWER_COLUMNS, rows)
+    _write("\n")
+    print_table("", DUCK_COLUMNS, [_duck_row(duck) for duck in result.ducks])
     talk(", ".join(f"{step} {value:.1f} s" for step, value in result.seconds.items()))

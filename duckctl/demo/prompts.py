@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from duckctl.chat_client import ChatClient, ChatEnd
+from duckctl.demo.transcript import Transcript
 from duckctl.errors import DuckError
 
 ANSWER_TOKENS_MAX = 1024  # ends an answer that does not end itself
@@ -62,10 +62,9 @@ class Answer:
         return 1 / self.tpot_s if self.tpot_s else None
 
 
-def ask(
-    client: ChatClient, model: str, prompt: Prompt, show: Callable[[str, bool], None]
-) -> Answer:
-    """Asks greedily with thinking on; ``show(text, is_thinking)`` gets the text as it comes."""
+def ask(client: ChatClient, model: str, prompt: Prompt, transcript: Transcript) -> Answer:
+    """Asks greedily with thinking on; the transcript gets the text as it comes."""
+    transcript.question(prompt.text)
     started = time.monotonic()
     texts = {True: "", False: ""}
     token_ids: list[int] = []
@@ -85,7 +84,8 @@ def ask(
         for text, thinking in ((part.reasoning, True), (part.content, False)):
             if text:
                 texts[thinking] += text
-                show(text, thinking)
+                transcript.part(text, thinking)
+    transcript.end(cut=end.finish_reason == "length")
     return Answer(
         prompt=prompt.text,
         thinking=texts[True],

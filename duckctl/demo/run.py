@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from duckctl.chat_client import ChatClient
 from duckctl.console import talk
 from duckctl.demo.prompts import PROMPTS, Answer, ask, check
+from duckctl.demo.transcript import Transcript
 from duckctl.errors import DuckError
 from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabFolder, LabShape
@@ -82,7 +83,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_demo(ducks: int, weight_format: str, show: Callable[[str, bool], None]) -> DemoResult:
+def run_demo(ducks: int, weight_format: str, transcript: Transcript) -> DemoResult:
     """The whole chain with ``ducks`` process ducks; every process has ended when this returns."""
     seconds: dict[str, float] = {}
     started: list[ProcessIdentity] = []
@@ -98,7 +99,7 @@ def run_demo(ducks: int, weight_format: str, show: Callable[[str, bool], None]) 
                 _shard(root, folder, weight_format)
             server = _server(root, folder, weight_format, seconds, started)
             with server as url, _timed(seconds, "answers"):
-                answers, states = _ask(url, show)
+                answers, states = _ask(url, transcript)
         finally:
             with _undisturbed(), _timed(seconds, "shutdown"):
                 started += descendants(os.getpid())
@@ -173,13 +174,13 @@ def _server(
             _end(server)
 
 
-def _ask(url: str, show: Callable[[str, bool], None]) -> tuple[list[Answer], list[dict[str, Any]]]:
+def _ask(url: str, transcript: Transcript) -> tuple[list[Answer], list[dict[str, Any]]]:
     """Both prompts, answered and checked, and the ducks' counters afterwards."""
     talk("[4/4] asking through the API")
     answers = []
     with ChatClient(url) as client:
         for prompt in PROMPTS:
-            answer = ask(client, MODEL, prompt, show)
+            answer = ask(client, MODEL, prompt, transcript)
             check(prompt, answer, resolve_model_dir(MODEL))
             answers.append(answer)
         states: list[dict[str, Any]] = client.readiness()["ducks"]
@@ -190,10 +191,13 @@ def _await_server(server: subprocess.Popen[bytes], log: Path) -> str:
     assert server.stdout is not None
     line = read_ready_line(server.stdout, SERVER_READY_TIMEOUT_S)
     if line is None or not line.startswith("ready http://"):
-        if server.poll() is None and line is None:
-            what = f"did not become ready within {SERVER_READY_TIMEOUT_S:.0f} s"
+        ended = line is None and wait_until(lambda: server.poll() is not None, GONE_TIMEOUT_S)
+        if line is not None:
+            what = f"printed {line!r} instead of its ready line"
+        elif ended:
+            what = f"failed with exit code {server.returncode}"
         else:
-            what = f"failed{'' if line is None else f' (it printed {line!r})'}"
+            what = f"did not become ready within {SERVER_READY_TIMEOUT_S:.0f} s"
         raise DemoError(f"the server {what}:\n{tail(log)}")
     return line.removeprefix("ready ")
 

@@ -19,7 +19,7 @@ from duckctl.keys import check_key, make_key
 from duckctl.lab.inventory_text import lab_inventory
 from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
 from duckctl.native import native_path
-from duckctl.process import end, identify, read_ready_line, send, start_detached, tail
+from duckctl.process import end, identify, read_ready_line, send, start_detached, tail, wait_until
 
 READY_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 3.0
@@ -198,7 +198,7 @@ def _await_ready(folder: LabFolder, duck: LabDuck, process: subprocess.Popen[byt
         said = tail(folder.log(duck.name)) or "(its log is empty)"
         if line:
             what = f"answered '{line}' instead of its ready line"
-        elif process.poll() is not None:
+        elif wait_until(lambda: process.poll() is not None, END_TIMEOUT_S):
             what = f"ended with exit code {process.returncode}"
         else:
             what = f"did not become ready within {READY_TIMEOUT_S:.0f} s"
