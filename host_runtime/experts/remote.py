@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -139,7 +140,7 @@ class RemoteExperts:
         self._tokens_max = tokens
         largest = self._layout(tokens, wire.EXPERTS_TOP_K_MAX)
         self._buffer = MessageBuffer(largest)
-        self._submit_lock = threading.Lock()
+        self._credit = threading.Condition()  # guards the buffer; told of each finished call
         self._transport = connect(fleet, library, _transport_options(self._options))
         self._manager = FleetManager(
             fleet,
@@ -203,16 +204,21 @@ class RemoteExperts:
     def send_part(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> int:
-        """Send one message; returns its ticket."""
+        """Send one message; returns its ticket. Waits while the ducks' credit is used up."""
         layout = self._layout(hidden.shape[0], ids.shape[1])
-        try:
-            with self._submit_lock:
-                size = self._buffer.fill(
-                    layout, layer, self._options.result_dtype, hidden, ids, weights
-                )
-                return self._transport.submit(self._buffer.address, size)
-        except TransportError as error:
-            raise self._unavailable(error, layer) from error
+        give_up = time.monotonic() + self._options.call_deadline_ms / 1000
+        result_dtype = self._options.result_dtype
+        with self._credit:
+            while True:
+                # Filled anew after each wait: another thread may have used the buffer meanwhile.
+                size = self._buffer.fill(layout, layer, result_dtype, hidden, ids, weights)
+                try:
+                    return self._transport.submit(self._buffer.address, size)
+                except TransportError as error:
+                    left = give_up - time.monotonic()
+                    if left <= 0 or not self._is_out_of_credit(error):
+                        raise self._unavailable(error, layer) from error
+                self._credit.wait(left)
 
     def receive_part(self, layer: int, ticket: int, out: torch.Tensor) -> None:
         """Wait for a ticket; the sum of all ducks goes to ``out`` [T, H] float32, contiguous."""
@@ -222,11 +228,24 @@ class RemoteExperts:
             )
         except TransportError as error:
             raise self._unavailable(error, layer) from error
+        finally:
+            self._give_credit()
 
     def drop_part(self, ticket: int) -> None:
-        """Give back a ticket nobody will wait for."""
+        """End a call whose result nobody wants: its credit is free when the ducks are done."""
+        with contextlib.suppress(TransportError):
+            self._transport.wait(ticket)
         with contextlib.suppress(TransportError):
             self._transport.release(ticket)
+        self._give_credit()
+
+    def _is_out_of_credit(self, error: TransportError) -> bool:
+        is_state = error.code is TransportCode.STATE and not error.ducks
+        return is_state and self._manager.problem() is None
+
+    def _give_credit(self) -> None:
+        with self._credit:
+            self._credit.notify_all()
 
     # ---- checks --------------------------------------------------------------------------------
     def _check(

@@ -228,7 +228,7 @@ def test_message_layout() -> None:
     assert (header.magic, header.layer) == (wire.EXPERTS_CALL_MAGIC, 77)
     assert (header.token_count, header.top_k, header.hidden_size) == (3, 3, 128)
     assert (header.activation_dtype, header.result_dtype) == (wire.Dtype.F32, wire.Dtype.BF16)
-    assert (header.reserved, header.reserved2) == (0, 0)
+    assert (header.body, header.reserved) == (0, 0)
     assert header.activation_offset == 128
     assert raw[32:50] == ids.to(torch.uint16).numpy().tobytes()
     assert raw[50:56] == bytes(6)
