@@ -447,6 +447,22 @@ def experts_scratch_bytes(
     return -(-shared // 4096) * 4096 + core_count * core
 
 
+EXPERTS_READ_MAGIC = 0x44414552
+
+
+@layout
+class ExpertsRead(ctypes.LittleEndianStructure):
+    magic: U32
+    core_count: U32
+    offset: U64
+    bytes: U64
+
+
+@layout
+class ExpertsReadResult(ctypes.LittleEndianStructure):
+    sum: U64
+
+
 # ---- fp9.h -------------------------------------------------------------------------------------
 LAYOUT_VERSION = 1
 PANEL_ROWS = 32

@@ -208,7 +208,6 @@ static void fill_context(struct duck_harness *h, const uint8_t *weights, uint64_
     c->abi_version = DUCK_KERNEL_ABI_VERSION;
     c->core_count = h->options.core_count;
     c->run_mode = h->options.one_shot != 0 ? DUCK_KERNEL_ONE_SHOT : DUCK_KERNEL_PERSISTENT;
-    c->body = h->options.body;
     c->mailbox = h->mailbox;
     c->weights = weights;
     c->weights_bytes = weights_bytes;

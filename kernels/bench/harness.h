@@ -17,7 +17,6 @@ struct duck_harness;
 
 struct duck_harness_options {
     uint32_t core_count;
-    uint32_t body;     /* of duck_kernel_context */
     uint32_t spin;     /* 1: waiting cores spin (benchmarks), 0: they sleep */
     uint32_t pin;      /* 1: core i runs on CPU i */
     uint32_t one_shot; /* 1: the kernel returns after the first call */

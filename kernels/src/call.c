@@ -40,8 +40,8 @@ static bool check_fields(const struct duck_directory *d, const struct duck_exper
     if (call->result_dtype > DUCK_DTYPE_BF16) {
         return refuse(text, "result_dtype", call->result_dtype, "0 (f32) or 1 (bf16)");
     }
-    if (call->reserved != 0 || call->reserved2 != 0) {
-        return refuse(text, "reserved field", call->reserved | call->reserved2, "0");
+    if (call->reserved != 0) {
+        return refuse(text, "reserved field", call->reserved, "0");
     }
     if (duck_find_layer(d, call->layer) < 0) {
         return refuse(text, "layer", call->layer, "one of the directory's layers");
@@ -139,6 +139,8 @@ bool duck_check_call(const struct duck_core *core, const struct duck_kernel_slot
     if (!check_fields(d, call, text) || !check_sizes(call, slot, text)) return false;
     uint32_t weight_offset = duck_experts_weight_offset(call->token_count, call->top_k);
     job->call = call;
+    job->body = call->body == 0 ? core->body : duck_find_body(d->format, call->body);
+    if (job->body == NULL) return refuse(text, "body", call->body, "one that this kernel has");
     job->tokens = call->token_count;
     job->top_k = call->top_k;
     job->pairs = call->token_count * call->top_k;

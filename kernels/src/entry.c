@@ -55,11 +55,9 @@ bool duck_barrier(const struct duck_core *core) {
 
 /* ---- init ------------------------------------------------------------------------------------ */
 
-/* The body for the weights' format: the context's choice, otherwise the first. */
-static const struct duck_body *find_body(uint32_t format, uint32_t wanted) {
-    uint32_t index = 0;
+const struct duck_body *duck_find_body(uint32_t format, uint32_t number) {
     for (const struct duck_body *body = duck_bodies; body->name != NULL; body++) {
-        if (body->format == format && (++index == wanted || wanted == 0)) return body;
+        if (body->format == format && --number == 0) return body;
     }
     return NULL;
 }
@@ -82,9 +80,9 @@ static bool init(struct duck_core *core, struct duck_text *text) {
     duck_text_append(text, "weights: ");
     core->directory = (const struct duck_directory *)context->weights;
     if (!duck_check_directory(core->directory, context->weights_bytes, text)) return false;
-    core->body = find_body(core->directory->format, context->body);
+    core->body = duck_find_body(core->directory->format, 1);
     if (core->body == NULL) {
-        duck_text_mismatch(text, "body", context->body, "a body that this kernel has");
+        duck_text_mismatch(text, "format", core->directory->format, "one that this kernel has");
         return false;
     }
     text->used = 0;
@@ -110,30 +108,54 @@ static bool report_init(struct duck_core *core) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* The last core to come here closes the call. */
-static void finish_call(const struct duck_core *core, uint32_t number,
-                        struct duck_kernel_slot *slot, bool fine, uint32_t output_bytes,
-                        const char *text_data) {
+/* What a core knows of a call when its part is done. */
+struct outcome {
+    bool fine;
+    bool is_read;
+    uint32_t output_bytes;
+    char text[sizeof(((struct duck_kernel_slot *)0)->text)];
+};
+
+static void fill_slot(const struct duck_core *core, struct duck_kernel_slot *slot,
+                      const struct outcome *outcome) {
     struct duck_shared *shared = core->shared;
-    uint32_t cores = core->context->core_count;
-    if (__atomic_add_fetch(&shared->finished.word, 1, __ATOMIC_ACQ_REL) < cores) return;
     struct duck_text text = {slot->text, sizeof(slot->text), 0};
     uint32_t bad_core = load(&shared->bad_mxcsr.word);
-    duck_text_append(&text, fine ? "" : text_data);
+    bool fine = outcome->fine && bad_core == 0;
+    duck_text_append(&text, outcome->fine ? "" : outcome->text);
     if (bad_core != 0) {
         text.used = 0;
         duck_text_append(&text, "MXCSR does not keep IEEE rules on core ");
         duck_text_number(&text, bad_core - 1);
     }
-    fine = fine && bad_core == 0;
+    if (fine && outcome->is_read) {
+        struct duck_experts_read_result *result =
+            (struct duck_experts_read_result *)(core->context->calls + slot->output_offset);
+        result->sum = shared->read_sum;
+    }
     slot->status = fine ? 0 : 1;
-    slot->output_bytes = fine ? output_bytes : 0;
+    slot->output_bytes = fine ? outcome->output_bytes : 0;
+}
+
+/* The last core to come here closes the call. */
+static void finish_call(const struct duck_core *core, uint32_t number,
+                        struct duck_kernel_slot *slot, const struct outcome *outcome) {
+    struct duck_shared *shared = core->shared;
+    uint32_t cores = core->context->core_count;
+    if (__atomic_add_fetch(&shared->finished.word, 1, __ATOMIC_ACQ_REL) < cores) return;
+    fill_slot(core, slot, outcome);
+    shared->read_sum = 0;
     store(&shared->finished.word, 0);
     store(&shared->claimed[0].word, 0);
     store(&shared->claimed[1].word, 0);
     core->context->complete(core->context, number);
     store(&shared->done_call.word, number);
     if (cores > 1) core->context->wake(core->context, &shared->done_call.word);
+}
+
+static bool is_read_call(const struct duck_core *core, const struct duck_kernel_slot *slot) {
+    const uint8_t *input = core->context->calls + slot->input_offset;
+    return slot->input_bytes >= 4 && *(const uint32_t *)input == DUCK_EXPERTS_READ_MAGIC;
 }
 
 /* False when the session stops. */
@@ -146,14 +168,20 @@ static bool do_call(const struct duck_core *core, uint32_t number) {
     }
     if (!keep_float_rules()) store(&shared->bad_mxcsr.word, 1 + core->index);
     struct duck_kernel_slot *slot = &core->context->mailbox->slot[number % DUCK_KERNEL_SLOTS];
-    char text_data[sizeof(slot->text)];
-    struct duck_text text = {text_data, sizeof(text_data), 0};
-    struct duck_job job;
-    text_data[0] = '\0';
-    job.output_bytes = 0;
-    bool fine = duck_check_call(core, slot, &job, &text);
-    if (fine && !duck_run_experts(core, &job)) return false;
-    finish_call(core, number, slot, fine, job.output_bytes, text_data);
+    struct outcome outcome;
+    outcome.text[0] = '\0';
+    outcome.output_bytes = 0;
+    outcome.is_read = is_read_call(core, slot);
+    struct duck_text text = {outcome.text, sizeof(outcome.text), 0};
+    if (outcome.is_read) {
+        outcome.fine = duck_run_read(core, slot, &outcome.output_bytes, &text);
+    } else {
+        struct duck_job job;
+        outcome.fine = duck_check_call(core, slot, &job, &text);
+        if (outcome.fine && !duck_run_experts(core, &job)) return false;
+        if (outcome.fine) outcome.output_bytes = job.output_bytes;
+    }
+    finish_call(core, number, slot, &outcome);
     return true;
 }
 

@@ -55,15 +55,14 @@ static uint32_t claim(const struct duck_core *core, uint32_t phase) {
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-static void prepare_blocks(const struct duck_core *core, const struct duck_job *job, uint32_t begin,
-                           uint32_t end) {
+static void prepare_blocks(const struct duck_job *job, uint32_t begin, uint32_t end) {
     uint8_t dtype = job->call->activation_dtype;
     uint64_t value_bytes = dtype == DUCK_DTYPE_BF16 ? 2 : 4;
     for (uint32_t b = begin; b < end; b++) {
         for (uint32_t t = 0; t < job->tokens; t++) {
             uint64_t from = ((uint64_t)t * job->hidden + b * DUCK_BLOCK) * value_bytes;
             uint64_t to = ((uint64_t)b * job->tokens + t) * DUCK_BLOCK;
-            duck_prepare(job->activation + from, dtype, DUCK_BLOCK, core->body->x_scale,
+            duck_prepare(job->activation + from, dtype, DUCK_BLOCK, job->body->x_scale,
                          job->x + to);
         }
     }
@@ -72,11 +71,11 @@ static void prepare_blocks(const struct duck_core *core, const struct duck_job *
 static bool prepare(const struct duck_core *core, const struct duck_job *job) {
     uint32_t blocks = job->hidden / DUCK_BLOCK;
     if (job->tokens <= PRIVATE_TOKENS_MAX) {
-        prepare_blocks(core, job, 0, blocks);
+        prepare_blocks(job, 0, blocks);
         return true;
     }
     uint32_t cores = core->context->core_count;
-    prepare_blocks(core, job, blocks * core->index / cores, blocks * (core->index + 1) / cores);
+    prepare_blocks(job, blocks * core->index / cores, blocks * (core->index + 1) / cores);
     return duck_barrier(core);
 }
 
@@ -103,12 +102,12 @@ static void gate_up_chunk(const struct duck_core *core, const struct shape *s,
         .out_stride = DUCK_PANEL_ROWS,
     };
     run.next = run.codes + s->gate_panel_bytes;
-    core->body->run(&run);
+    job->body->run(&run);
     run.codes = run.next;
     run.next = next;
     run.scale = scale + (s->panels + panel) * s->blocks;
     run.out = job->up;
-    core->body->run(&run);
+    job->body->run(&run);
     /* Columns of the down projection that these rows are: group and place within it. */
     uint32_t row = panel * DUCK_PANEL_ROWS;
     uint32_t group = row < s->group_first ? 0 : 1 + (row - s->group_first) / DUCK_BLOCK;
@@ -116,7 +115,7 @@ static void gate_up_chunk(const struct duck_core *core, const struct shape *s,
     float *h = job->h + (uint64_t)group * job->pairs * DUCK_BLOCK + place;
     for (uint32_t i = 0; i < count; i++) {
         duck_activate(job->gate + i * DUCK_PANEL_ROWS, job->up + i * DUCK_PANEL_ROWS,
-                      DUCK_PANEL_ROWS, core->body->x_scale,
+                      DUCK_PANEL_ROWS, job->body->x_scale,
                       h + (uint64_t)job->entry_pair[first + i] * DUCK_BLOCK);
     }
 }
@@ -201,7 +200,7 @@ static void down_unit(const struct duck_core *core, const struct shape *s,
             .out_stride = (uint64_t)count * DUCK_PANEL_ROWS,
             .out_row = job->entry_pair + first,
         };
-        core->body->run(&run);
+        job->body->run(&run);
     }
     combine(job, panel, count);
 }

@@ -62,12 +62,15 @@ struct duck_line {
     uint8_t pad[60];
 };
 struct duck_shared {
+    uint64_t read_sum; /* of a read call; closed by the last core */
+    uint8_t pad[56];
     struct duck_line claimed[2]; /* next unit of each phase to be taken */
     struct duck_line arrived;    /* cores at the barrier */
     struct duck_line epoch;      /* barriers passed */
     struct duck_line finished;   /* cores that are done with the call */
     struct duck_line done_call;  /* number of the newest call that all cores are done with */
     struct duck_line bad_mxcsr;  /* 1 + core that could not keep its floating-point rules */
+    struct duck_line chosen;     /* number of the body that core 0 chose, 0 = not yet */
 };
 static_assert(sizeof(struct duck_shared) <= 4096, "the first page of scratch");
 
@@ -76,7 +79,7 @@ struct duck_core {
     uint32_t index;
     const struct duck_kernel_context *context;
     const struct duck_directory *directory;
-    const struct duck_body *body;
+    const struct duck_body *body; /* the chosen one */
     struct duck_shared *shared;
 };
 
@@ -84,6 +87,7 @@ struct duck_core {
  * has entries group_first[g] .. group_first[g + 1] - 1, all for expert group_expert[g]. */
 struct duck_job {
     const struct duck_experts_call *call;
+    const struct duck_body *body;
     const uint16_t *expert;
     const float *weight;
     const uint8_t *activation;
@@ -109,6 +113,13 @@ bool duck_check_call(const struct duck_core *core, const struct duck_kernel_slot
                      struct duck_job *job, struct duck_text *text) DUCK_HIDDEN;
 /* Group the job's pairs by expert. */
 void duck_plan(struct duck_job *job) DUCK_HIDDEN;
+
+/* The body with this number for the format, counted from 1; null when there is none. */
+const struct duck_body *duck_find_body(uint32_t format, uint32_t number) DUCK_HIDDEN;
+
+/* A call of struct duck_experts_read: checks, this core's part, and the result's bytes. */
+bool duck_run_read(const struct duck_core *core, const struct duck_kernel_slot *slot,
+                   uint32_t *output_bytes, struct duck_text *text) DUCK_HIDDEN;
 
 /* This core's part of a call. False when the session stops meanwhile. */
 bool duck_run_experts(const struct duck_core *core, struct duck_job *job) DUCK_HIDDEN;

@@ -32,7 +32,6 @@ BODIES_OF = {packing.FP8: ("scalar", "int", "cvt"), packing.FP9: ("scalar", "wid
 class Options(ctypes.Structure):
     _fields_ = [
         ("core_count", ctypes.c_uint32),
-        ("body", ctypes.c_uint32),
         ("spin", ctypes.c_uint32),
         ("pin", ctypes.c_uint32),
         ("one_shot", ctypes.c_uint32),
@@ -156,9 +155,9 @@ class Kernel:
         elf: str | None = None,
     ) -> None:
         name = elf or ("experts-scalar.elf" if body == "scalar" else "experts-avx2.elf")
-        number = BODIES[body].get(fmt, 0) if body else 0
+        self._body = BODIES[body][fmt] if body else 0
         options = Options(
-            cores, number, 0, 0, int(one_shot), mxcsr, scratch, input_bytes_max, output_bytes_max
+            cores, 0, 0, int(one_shot), mxcsr, scratch, input_bytes_max, output_bytes_max
         )
         self._bytes = len(region)
         self._weights = LIBRARY.duck_harness_guarded(len(region), READ_AHEAD)
@@ -219,7 +218,9 @@ class Kernel:
         """Results as float32 (bf16 ones widened)."""
         tokens, hidden = x.shape
         size = 2 if result == BF16 else 4
-        raw = self.call_raw(make_call(layer, x, ids, weights, result), tokens * hidden * size)
+        raw = self.call_raw(
+            make_call(layer, x, ids, weights, result, self._body), tokens * hidden * size
+        )
         assert len(raw) == tokens * hidden * size
         if result == BF16:
             bits = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
@@ -233,17 +234,20 @@ def make_call(
     ids: np.ndarray[tuple[int, ...], np.dtype[np.uint16]],
     weights: packing.F32,
     result: int = F32,
+    body: int = 0,
 ) -> bytes:
     """A CALL message; uint16 activations are bf16 bits."""
     tokens, top_k = ids.shape
-    body = bytearray(CALL.size)
-    body += ids.astype("<u2").tobytes()
-    body += bytes(-len(body) % 8)
-    body += weights.astype("<f4").tobytes()
-    body += bytes(-len(body) % 64)
+    message = bytearray(CALL.size)
+    message += ids.astype("<u2").tobytes()
+    message += bytes(-len(message) % 8)
+    message += weights.astype("<f4").tobytes()
+    message += bytes(-len(message) % 64)
     dtype = BF16 if x.dtype == np.uint16 else F32
-    CALL.pack_into(body, 0, MAGIC, layer, tokens, top_k, x.shape[1], dtype, result, 0, len(body), 0)
-    return bytes(body) + x.tobytes()
+    CALL.pack_into(
+        message, 0, MAGIC, layer, tokens, top_k, x.shape[1], dtype, result, body, len(message), 0
+    )
+    return bytes(message) + x.tobytes()
 
 
 def random_call(

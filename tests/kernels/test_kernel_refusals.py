@@ -39,7 +39,7 @@ def good_call(layer: running.Layer) -> bytes:
         (4, 128, "call: hidden_size is 128, expected 256"),
         (5, 2, "call: activation_dtype is 2, expected 0 (f32) or 1 (bf16)"),
         (6, 9, "call: result_dtype is 9, expected 0 (f32) or 1 (bf16)"),
-        (7, 1, "call: reserved field is 1, expected 0"),
+        (7, 3, "call: body is 3, expected one that this kernel has"),
         (8, 64, "call: activation_offset is 64, expected 128"),
         (9, 5, "call: reserved field is 5, expected 0"),
     ],
@@ -132,11 +132,6 @@ def test_truncated_weights(layer: running.Layer) -> None:
     for size in (0, 1, 4095, 4096, len(layer.region) - 1):
         with pytest.raises(running.KernelRefusedError, match="size of the weights region"):
             running.Kernel(layer.region[:size], body="int", fmt=FP8).__enter__()
-
-
-def test_a_body_that_does_not_exist(layer: running.Layer) -> None:
-    with pytest.raises(running.KernelRefusedError, match="body is 2"):
-        running.Kernel(layer.region, body="cvt", fmt=FP8, elf="experts-scalar.elf").__enter__()
 
 
 @pytest.mark.parametrize("fmt", [FP8, FP9])

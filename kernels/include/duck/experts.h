@@ -39,11 +39,26 @@ struct duck_experts_call {
     uint32_t hidden_size;
     uint8_t activation_dtype; /* enum duck_dtype */
     uint8_t result_dtype;     /* enum duck_dtype */
-    uint16_t reserved;
+    uint16_t body; /* 0 = what the kernel chose; n = its n-th body for the format (same bits) */
     uint32_t activation_offset; /* from the start of the message, a multiple of 64 */
-    uint32_t reserved2;
+    uint32_t reserved;
 };
 static_assert(sizeof(struct duck_experts_call) == 32, "experts call");
+
+/* A call that measures instead: the cores read [offset, offset + bytes) of the weights region in
+ * equal parts, as fast as they can. The time is the call's kernel time. */
+#define DUCK_EXPERTS_READ_MAGIC 0x44414552u /* "READ" */
+struct duck_experts_read {
+    uint32_t magic;
+    uint32_t core_count; /* cores that read; 0 = all */
+    uint64_t offset;     /* a multiple of 64 */
+    uint64_t bytes;      /* a multiple of 64 */
+};
+struct duck_experts_read_result {
+    uint64_t sum; /* of the 64-bit words, so that the reading cannot be left out */
+};
+static_assert(sizeof(struct duck_experts_read) == 24, "experts read");
+static_assert(sizeof(struct duck_experts_read_result) == 8, "experts read result");
 
 /* Where the parts of a CALL message are, from its start. */
 static inline uint32_t duck_experts_weight_offset(uint32_t token_count, uint32_t top_k) {

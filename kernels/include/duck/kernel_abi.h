@@ -83,7 +83,7 @@ struct duck_kernel_context {
     uint32_t abi_version; /* of the duck */
     uint32_t core_count;
     uint32_t run_mode; /* enum duck_kernel_run_mode */
-    uint32_t body; /* 0 = the kernel chooses; n = its n-th body for the format (tests, benches) */
+    uint32_t reserved;
     struct duck_kernel_mailbox *mailbox;
     const uint8_t *weights; /* read-only; at least DUCK_KERNEL_READ_AHEAD readable bytes follow */
     uint64_t weights_bytes;
