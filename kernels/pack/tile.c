@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tile.h"
 
-#include <emmintrin.h>
+#include <smmintrin.h>
 #include <string.h>
 
 /* ---- E4M3 source ----------------------------------------------------------------------------- */
 
-/* fp9 codes of the eight magnitudes below E4M3's first normal: m * 2^-9, m = 0..7. Halves have
- * exponents to spare, so all become normal numbers; their last mantissa bit is always 0. */
-static const uint8_t subnormal_top[8] = {0x00, 0x18, 0x1C, 0x1E, 0x20, 0x21, 0x22, 0x23};
+/* Upper eight bits of the fp9 codes of the eight magnitudes below E4M3's first normal: m * 2^-9,
+ * m = 0..7. Halves have exponents to spare, so all become normal numbers; their last mantissa bit
+ * is always 0. */
+static const _Alignas(16) uint8_t subnormal_top[16] = {0x00, 0x18, 0x1C, 0x1E,
+                                                       0x20, 0x21, 0x22, 0x23};
 
 static bool any_nan_code(const struct tile *tile) {
     const __m128i all_ones = _mm_set1_epi8(0x7F);
@@ -23,9 +25,9 @@ static bool any_nan_code(const struct tile *tile) {
     return _mm_movemask_epi8(found) != 0;
 }
 
-/* s eeee mmm -> s eeeee mm | m. Normals: the exponent bias grows by 8. */
+/* s eeee mmm -> s eeeee mm | m. Normals: the exponent bias grows by 8; the others from a table. */
 static void e4m3_to_fp9(struct tile *tile) {
-    const __m128i eight = _mm_set1_epi8(8);
+    const __m128i small_top = _mm_load_si128((const __m128i *)subnormal_top);
     const __m128i sign_bit = _mm_set1_epi8((char)0x80);
     const __m128i magnitude_bits = _mm_set1_epi8(0x7F);
     for (uint32_t r = 0; r < TILE_ROWS; r++) {
@@ -35,17 +37,9 @@ static void e4m3_to_fp9(struct tile *tile) {
             __m128i half = _mm_and_si128(_mm_srli_epi16(magnitude, 1), _mm_set1_epi8(0x3F));
             __m128i top = _mm_add_epi8(half, _mm_set1_epi8(8 << 2));
             __m128i low = _mm_and_si128(code, _mm_set1_epi8(1));
-            __m128i is_small = _mm_cmplt_epi8(magnitude, eight);
-            if (_mm_movemask_epi8(is_small) != 0) {
-                __m128i small_top = _mm_setzero_si128();
-                for (char m = 1; m < 8; m++) {
-                    __m128i is_m = _mm_cmpeq_epi8(magnitude, _mm_set1_epi8(m));
-                    __m128i value = _mm_set1_epi8((char)subnormal_top[(int)m]);
-                    small_top = _mm_or_si128(small_top, _mm_and_si128(is_m, value));
-                }
-                top = _mm_or_si128(_mm_andnot_si128(is_small, top), small_top);
-                low = _mm_andnot_si128(is_small, low);
-            }
+            __m128i is_small = _mm_cmplt_epi8(magnitude, _mm_set1_epi8(8));
+            top = _mm_blendv_epi8(top, _mm_shuffle_epi8(small_top, magnitude), is_small);
+            low = _mm_andnot_si128(is_small, low);
             top = _mm_or_si128(top, _mm_and_si128(code, sign_bit));
             _mm_store_si128((__m128i *)&tile->plane[0][r][k], top);
             _mm_store_si128((__m128i *)&tile->plane[1][r][k], low);
@@ -207,12 +201,22 @@ static void store_columns(const uint8_t plane[TILE_ROWS][TILE_COLUMNS], uint32_t
 /* Bit planes of fp9: byte r of a group of 8 columns has row r's last bits, column j in bit j. */
 static void store_low_bits(const uint8_t plane[TILE_ROWS][TILE_COLUMNS], uint32_t columns,
                            uint8_t *panel) {
-    for (uint32_t r = 0; r < TILE_ROWS; r++) {
-        for (uint32_t k = 0; k < columns; k += 16) {
+    const __m128i first_group = _mm_set1_epi16(0xFF);
+    for (uint32_t k = 0; k < columns; k += 16) {
+        _Alignas(16) uint16_t bits[TILE_ROWS]; /* of 16 columns: two groups */
+        for (uint32_t r = 0; r < TILE_ROWS; r++) {
             __m128i low = _mm_load_si128((const __m128i *)&plane[r][k]);
-            int bits = _mm_movemask_epi8(_mm_slli_epi16(low, 7));
-            panel[k / 8 * DUCK_FP9_GROUP_BYTES + r] = (uint8_t)bits;
-            panel[(k / 8 + 1) * DUCK_FP9_GROUP_BYTES + r] = (uint8_t)(bits >> 8);
+            bits[r] = (uint16_t)_mm_movemask_epi8(_mm_slli_epi16(low, 7));
+        }
+        uint8_t *out = panel + k / 8 * DUCK_FP9_GROUP_BYTES;
+        for (uint32_t r = 0; r < TILE_ROWS; r += 16) {
+            __m128i a = _mm_load_si128((const __m128i *)&bits[r]);
+            __m128i b = _mm_load_si128((const __m128i *)&bits[r + 8]);
+            __m128i first =
+                _mm_packus_epi16(_mm_and_si128(a, first_group), _mm_and_si128(b, first_group));
+            __m128i second = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
+            _mm_storeu_si128((__m128i *)(out + r), first);
+            _mm_storeu_si128((__m128i *)(out + DUCK_FP9_GROUP_BYTES + r), second);
         }
     }
 }
