@@ -79,15 +79,26 @@ uint64_t association_domain_newest(const struct duck_core *core, uint32_t domain
 
 /* ---- HELLO ----------------------------------------------------------------------------------- */
 
-/* The place for a new association: a free one, else the waiting one heard longest ago, else the
- * active one heard longest ago that does not own the compute session. */
+/* How readily a place is given to a new association: the lower, the sooner. Places that nobody seems
+ * to use any more come before those that somebody may be shaking hands on right now. */
+static uint32_t rank(const struct core_association *association, uint64_t now) {
+    uint64_t silent = now - association->heard_ns;
+    switch (association->state) {
+    case CORE_FREE: return 0;
+    case CORE_PENDING: return silent > CORE_PENDING_STALE_NS ? 1 : 2;
+    default: return silent > CORE_ACTIVE_STALE_NS ? 1 : 3;
+    }
+}
+
+/* The place for a new association, never that of the compute session's owner. */
 static struct core_association *place_for_new(struct duck_core *core) {
     struct core_association *best = NULL;
+    uint64_t now = plat_now_ns();
     for (uint32_t i = 0; i < CORE_ASSOCIATIONS; i++) {
         struct core_association *candidate = &core->association[i];
         if (compute_is_owner(core, candidate)) continue;
-        if (best == NULL || candidate->state < best->state ||
-            (candidate->state == best->state && candidate->heard_ns < best->heard_ns))
+        if (best == NULL || rank(candidate, now) < rank(best, now) ||
+            (rank(candidate, now) == rank(best, now) && candidate->heard_ns < best->heard_ns))
             best = candidate;
     }
     return best;

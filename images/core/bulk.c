@@ -5,6 +5,10 @@
  */
 #include "parts.h"
 
+/* Chunks and requests are numbered apart: DONE for a refused chunk carries the chunk's sequence
+ * with this bit. */
+#define WRITE_REFUSED_BIT 0x80000000u
+
 /* ---- RESERVE --------------------------------------------------------------------------------- */
 
 static void forget_contents(struct core_region *region) {
@@ -165,7 +169,9 @@ void bulk_write(struct duck_core *core, const struct core_received *received) {
     }
     struct duck_done done = check_target(core, &prefix, header->message_bytes);
     if (done.status != DUCK_OK || header->sequence == 0) {
-        if (last) packet_send_done(core, from, header->sequence, &done, received->packet_bytes);
+        if (last)
+            packet_send_done(core, from, header->sequence | WRITE_REFUSED_BIT, &done,
+                             received->packet_bytes);
         return;
     }
     if (header->sequence > chunk->sequence ||

@@ -270,7 +270,6 @@ static bool finish_next(struct duck_core *core, uint64_t now) {
     call->status = slot.status;
     call->output_bytes = slot.status == 0 ? slot.output_bytes : 0;
     memcpy(call->text, slot.text, sizeof call->text);
-    call->text[sizeof call->text - 1] = 0;
     session->completed = call->sequence;
     session->busy_since_ns = now;
     core->stats.calls_finished++;

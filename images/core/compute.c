@@ -167,7 +167,7 @@ static void say_fault(struct duck_core *core, const struct duck_fault *fault) {
     text_add(&line, " instruction ");
     text_add_hex(&line, fault->instruction);
     text_add(&line, ": ");
-    text_add(&line, fault->text);
+    text_add_foreign(&line, fault->text, sizeof fault->text);
     core_say_text(core, &line);
 }
 
@@ -207,16 +207,22 @@ void compute_fault_named(struct duck_core *core, enum duck_status status, const 
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* The kernel answered "not ready": its own code and words go to the host. */
-static void refused(struct duck_core *core, int32_t code) {
-    struct duck_done done = {.status = DUCK_ERR_KERNEL_REFUSED, .detail = (uint32_t)code};
+/* What the kernel said about its start; it may still be changing the words. */
+static struct duck_done kernel_words(const struct duck_core *core, enum duck_status status) {
+    struct duck_done done = {.status = status};
+    struct text text = text_start(done.text, sizeof done.text);
     const struct duck_kernel_mailbox *mailbox = core->session.shared.mailbox;
     char words[sizeof mailbox->init_text];
     memcpy(words, mailbox->init_text, sizeof words);
-    words[sizeof words - 1] = 0;
+    text_add_foreign(&text, words, sizeof words);
+    return done;
+}
+
+/* The kernel is not ready and says why: its own code and words go to the host. */
+static void refused(struct duck_core *core, int32_t code) {
+    struct duck_done done = kernel_words(core, DUCK_ERR_KERNEL_REFUSED);
+    done.detail = (uint32_t)code;
     plat_session_stop();
-    struct text text = text_start(done.text, sizeof done.text);
-    text_add(&text, words);
     core->session.state = CORE_CLOSED;
     core_say(core, "kernel refused to start");
     reply_finish(core, core->session.opening, &done);
@@ -237,7 +243,7 @@ static void starting_tick(struct duck_core *core, uint64_t now) {
     session->state = CORE_SERVING;
     core->stats.sessions_opened++;
     core_say(core, "compute session open");
-    struct duck_done done = done_make(DUCK_OK, 0, "");
+    struct duck_done done = kernel_words(core, DUCK_OK);
     reply_finish(core, session->opening, &done);
 }
 

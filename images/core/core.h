@@ -21,23 +21,28 @@
 #include <seal.h>
 
 /* ---- limits ---------------------------------------------------------------------------------- */
-#define CORE_ASSOCIATIONS                                                                          \
-    16u /* host sessions, waiting and active; the least recently heard is reused */
-#define CORE_DOMAINS 16u
-#define CORE_REPLIES 32u /* remembered replies per association */
-#define CORE_COMMITS 16u /* COMMITs waiting for their hash */
+/* Host sessions, waiting and active; the least recently heard one is reused. */
+#define CORE_ASSOCIATIONS 16u
+#define CORE_PENDING_STALE_NS 2000000000ull /* a handshake takes milliseconds */
+#define CORE_ACTIVE_STALE_NS 60000000000ull /* hosts send a heartbeat every second or so */
+#define CORE_DOMAINS 16u                    /* domain keys */
+#define CORE_REPLIES 32u                    /* remembered replies per association */
+#define CORE_COMMITS 16u                    /* COMMITs waiting for their hash */
+/* Hashed between two looks at the network: about 1 ms. */
 #define CORE_HASH_STEP_BYTES (256u << 10)
 #define CORE_CHUNK_FRAGMENTS_MAX (DUCK_WIRE_WRITE_CHUNK_BYTES / 64u)
 #define CORE_SCRATCH_BYTES_MAX (4ull << 30)
 #define CORE_CALL_TIME_LIMIT_MS_MAX 600000u
 #define CORE_START_LIMIT_NS 60000000000ull /* OPEN until the kernel's init_status */
 #define CORE_START_LOOK_NS 500000ull       /* how often init_status is looked at */
-#define CORE_NACK_QUIET_NS                                                                         \
-    300000ull                 /* no progress on a call for so long: ask for what is missing */
-#define CORE_NACK_TRIES 8u    /* each waits twice as long as the one before */
-#define CORE_RESULT_BURST 32u /* RESULT packets sent between two looks at the network */
-#define CORE_REPEAT_QUIET_NS                                                                       \
-    1000000ull /* a result is repeated at most this often unless asked by QUERY or NACK */
+/* No progress on an incomplete call for so long: ask for what is missing. Each try waits twice as
+ * long as the one before. */
+#define CORE_NACK_QUIET_NS 300000ull
+#define CORE_NACK_TRIES 8u
+/* RESULT packets of one call sent between two looks at the network. */
+#define CORE_RESULT_BURST 32u
+/* A result is repeated at most this often for a repeated CALL; QUERY and NACK always get theirs. */
+#define CORE_REPEAT_QUIET_NS 1000000ull
 #define CORE_REBOOT_DELAY_NS 50000000ull /* REBOOT's DONE may have to be sent twice */
 
 /* ---- associations ---------------------------------------------------------------------------- */

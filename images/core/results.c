@@ -45,7 +45,7 @@ static void send_refusal(struct duck_core *core, const struct core_call *call) {
         .instruction = UINT64_MAX,
     };
     struct text text = text_start(fault.text, sizeof fault.text);
-    text_add(&text, call->text);
+    text_add_foreign(&text, call->text, sizeof call->text);
     if (owner != NULL) packet_send_fault(core, owner, call->sequence, &fault, UINT64_MAX);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "text.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 struct text text_start(char *buffer, size_t bytes) {
@@ -14,6 +15,13 @@ void text_add_bytes(struct text *text, const char *words, size_t bytes) {
 }
 
 void text_add(struct text *text, const char *words) { text_add_bytes(text, words, strlen(words)); }
+
+void text_add_foreign(struct text *text, const char *words, size_t bytes_max) {
+    for (size_t i = 0; i < bytes_max && words[i] != 0; i++) {
+        bool printable = words[i] >= ' ' && words[i] <= '~';
+        text_add_bytes(text, printable ? &words[i] : "?", 1);
+    }
+}
 
 void text_add_u64(struct text *text, uint64_t value) {
     char digits[20];

@@ -19,6 +19,9 @@ struct text {
 struct text text_start(char *buffer, size_t bytes);
 void text_add(struct text *text, const char *words);
 void text_add_bytes(struct text *text, const char *words, size_t bytes);
+/* Words that somebody else chose: zero-terminated or not, and any byte that is not printable ASCII
+ * becomes '?'. */
+void text_add_foreign(struct text *text, const char *words, size_t bytes_max);
 void text_add_u64(struct text *text, uint64_t value);
 void text_add_hex(struct text *text, uint64_t value);
 void text_add_digest(struct text *text, const uint8_t *bytes, size_t count);

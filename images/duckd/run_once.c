@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define OUTPUT_BYTES_MAX DUCK_WIRE_CALL_BYTES_MAX
+#define SCRATCH_BYTES_MAX (256u << 20) /* as much of it as the memory limit leaves */
 #define INPUT_OFFSET 0u
 #define LOOK_NS 200000
 
@@ -164,7 +165,8 @@ int run_once_main(const struct options *options) {
     uint64_t output_offset = (input_bytes + 4095) & ~UINT64_C(4095);
     request.calls_bytes = output_offset + OUTPUT_BYTES_MAX;
     if (request.calls_bytes > plat_session_bytes_max()) fail("the memory limit is too small");
-    request.scratch_bytes = 0;
+    uint64_t rest = plat_session_bytes_max() - request.calls_bytes;
+    request.scratch_bytes = rest < SCRATCH_BYTES_MAX ? rest / 4096 * 4096 : SCRATCH_BYTES_MAX;
     if (plat_session_start(&request, &memory, text) != DUCK_OK) fail("%s", text);
     if (input >= 0)
         read_whole(input, options->input_file, memory.calls + INPUT_OFFSET, input_bytes);

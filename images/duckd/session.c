@@ -99,8 +99,7 @@ static _Noreturn void become_child(bool with_weights) {
                      NULL};
     char *nothing[] = {NULL};
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int fd = 0; fd < 3; fd++)
-        if (null >= 0) dup2(null, fd);
+    for (int fd = 0; fd < 3; fd++) null >= 0 ? dup2(null, fd) : close(fd);
     dup2(session.shared_fd, SESSION_FD_SHARED);
     dup2(session.calls_fd, SESSION_FD_CALLS);
     dup2(memory_region_fd(DUCK_REGION_KERNEL), SESSION_FD_ELF);

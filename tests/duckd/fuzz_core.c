@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attacks the duck core with packets, time and a hostile kernel, and checks after every step that
+ * it stayed within its rules:
+ *   - no answer is longer than what asked for it (RESULT and the one FAULT that ends a session are
+ * the stated exceptions);
+ *   - no byte of a committed region changes without the region losing its "whole" mark;
+ *   - the core comes to rest.
+ * Memory errors are the sanitizers' to find: every packet, region and buffer is a heap block of its
+ * exact size.
+ *
+ * As a program: fuzz_core SEED SECONDS, with a mutator that knows the protocol and both keys (most
+ * of the code lies behind the MAC). Built with -DFUZZ_LIBFUZZER it is a libFuzzer target instead:
+ * each input is one packet, which is also tried with its MAC made right.
+ */
+#include "check.h"
+#include "elf.h"
+#include "fake_host.h"
+#include <string.h>
+
+#define HOSTS 3
+static struct fake_host hosts[HOSTS];
+static uint64_t asked_bytes, answered_bytes, unasked_faults;
+
+/* ---- one packet ------------------------------------------------------------------------------ */
+
+/* Account for what the core sent since the last look. */
+static void look_at_answers(void) {
+    for (uint32_t i = 0; i < fake.sent_count; i++) {
+        struct duck_packet_header header = header_of(&fake.sent[i]);
+        CHECK_EQUAL(fake.sent[i].bytes, sizeof header + header.payload_bytes);
+        CHECK(fake.sent[i].bytes <= DUCK_WIRE_PACKET_BYTES_MAX);
+        if (header.type == DUCK_MSG_RESULT) continue;
+        answered_bytes += fake.sent[i].bytes;
+    }
+    unasked_faults = core.stats.sessions_faulted;
+    /* Refused calls (FAULT by the kernel's status) answer the CALL, but possibly a shorter one. */
+    uint64_t exceptions = (unasked_faults + core.stats.calls_finished + core.stats.calls_repeated +
+                           core.stats.results_resent) *
+                          (sizeof(struct duck_packet_header) + sizeof(struct duck_fault));
+    CHECK(answered_bytes <= asked_bytes + exceptions);
+    fake_forget_sent();
+}
+
+static void deliver(const struct plat_peer *from, const uint8_t *packet, size_t bytes) {
+    uint8_t *copy = malloc(bytes != 0 ? bytes : 1);
+    CHECK(copy != NULL);
+    memcpy(copy, packet, bytes);
+    asked_bytes += bytes;
+    core_packet(&core, from, copy, bytes);
+    free(copy);
+}
+
+/* ---- a mutator that knows the protocol ------------------------------------------------------- */
+
+static uint64_t interesting(void) {
+    static const uint64_t values[] = {0,
+                                      1,
+                                      2,
+                                      3,
+                                      7,
+                                      8,
+                                      16,
+                                      63,
+                                      64,
+                                      65,
+                                      255,
+                                      256,
+                                      1023,
+                                      1024,
+                                      1025,
+                                      1344,
+                                      1408,
+                                      4095,
+                                      4096,
+                                      4097,
+                                      8896,
+                                      65535,
+                                      65536,
+                                      0xFFFFF,
+                                      0x100000,
+                                      0x100001,
+                                      0x1FFFFFF,
+                                      0x2000000,
+                                      0x2000001,
+                                      0x7FFFFFFF,
+                                      0x80000000,
+                                      0xFFFFFFFE,
+                                      0xFFFFFFFF,
+                                      UINT64_MAX,
+                                      UINT64_MAX - 1,
+                                      UINT64_MAX / 2};
+    if (fake_below(3) != 0) return values[fake_below(sizeof values / sizeof values[0])];
+    return fake_below(2) ? fake_random() : fake_below(5000);
+}
+
+static void put_field(uint8_t *payload, uint32_t bytes) {
+    uint64_t value = interesting();
+    uint32_t width = fake_below(2) ? 4 : 8;
+    if (bytes < width) return;
+    uint32_t at =
+        fake_below(3) != 0 ? fake_below(bytes < 48 ? bytes / 4 : 12) * 4 : fake_below(bytes);
+    if (at + width <= bytes) memcpy(payload + at, &value, width);
+}
+
+static uint32_t plausible(const struct fake_host *host, uint8_t type, uint8_t *payload) {
+    memset(payload, 0, sizeof(struct duck_read));
+    switch (type) {
+    case DUCK_MSG_PING: return sizeof(struct duck_ping);
+    case DUCK_MSG_LOG: return sizeof(struct duck_log_request);
+    case DUCK_MSG_STATS: return sizeof(struct duck_stats);
+    case DUCK_MSG_READ: {
+        struct duck_read read = {.region = fake_below(2), .bytes = 64, .offset = fake_below(9000)};
+        memcpy(payload, &read, sizeof read);
+        return sizeof read;
+    }
+    case DUCK_MSG_RESERVE: {
+        struct duck_reserve reserve = {
+            .region = fake_below(2), .flags = fake_below(2), .bytes = fake_below(20000)};
+        memcpy(payload, &reserve, sizeof reserve);
+        return sizeof reserve;
+    }
+    case DUCK_MSG_COMMIT: {
+        struct duck_commit commit = {.region = fake_below(2), .flags = fake_below(2)};
+        commit.bytes = core.region[commit.region].bytes;
+        if (commit.bytes != 0 && fake_below(2)) {
+            duck_sha256 hash;
+            duck_sha256_start(&hash);
+            duck_sha256_add(&hash, core.region[commit.region].memory, commit.bytes);
+            duck_sha256_end(&hash, commit.sha256);
+        }
+        memcpy(payload, &commit, sizeof commit);
+        return sizeof commit;
+    }
+    case DUCK_MSG_OPEN: {
+        struct duck_open open = {.flags = fake_below(2),
+                                 .call_bytes_max = 1 + fake_below(20000),
+                                 .result_bytes_max = 1 + fake_below(20000),
+                                 .call_time_limit_ms = 1 + fake_below(100)};
+        if (fake_below(2)) open.domain_session = host->domain_session;
+        memcpy(payload, &open, sizeof open);
+        return sizeof open;
+    }
+    case DUCK_MSG_NACK: {
+        struct duck_nack nack = {.message_type = DUCK_MSG_RESULT, .range_count = fake_below(65)};
+        for (uint32_t i = 0; i < nack.range_count; i++) {
+            nack.range[i].begin = fake_below(20);
+            nack.range[i].end = nack.range[i].begin + fake_below(20);
+        }
+        memcpy(payload, &nack, 8 + 8 * nack.range_count);
+        return 8 + 8 * nack.range_count;
+    }
+    default: return sizeof(struct duck_done);
+    }
+}
+
+/* WRITE and CALL: one fragment of a message whose shape depends only on its sequence, so that
+ * messages become complete. */
+static uint32_t plausible_fragment(uint8_t type, struct duck_packet_header *header,
+                                   uint8_t *payload) {
+    static const uint16_t strides[] = {64, 128, 1344, 1408};
+    header->fragment_bytes = strides[header->sequence % 4];
+    header->message_bytes = header->sequence * 977 % (type == DUCK_MSG_CALL ? 700 : 5000);
+    uint32_t fragments = duck_fragment_count(header->message_bytes, header->fragment_bytes);
+    header->fragment_index = fake_below(fragments);
+    uint32_t data = header->message_bytes - header->fragment_index * header->fragment_bytes;
+    if (data > header->fragment_bytes) data = header->fragment_bytes;
+    if (type == DUCK_MSG_CALL) return data;
+    struct duck_write_prefix prefix = {.region = header->sequence % 2,
+                                       .chunk_offset = header->sequence * 64 % 8192};
+    memcpy(payload, &prefix, sizeof prefix);
+    for (uint32_t i = 0; i < data; i++) payload[sizeof prefix + i] = (uint8_t)fake_random();
+    return (uint32_t)sizeof prefix + data;
+}
+
+static struct fake_host *owner_of_session(void) {
+    const struct core_association *owner = &core.association[core.session.owner];
+    for (uint32_t i = 0; i < HOSTS; i++)
+        if (hosts[i].session == owner->session) return &hosts[i];
+    return &hosts[0];
+}
+
+static void send_mutated(void) {
+    static const uint8_t types[] = {
+        DUCK_MSG_PING,  DUCK_MSG_LOG,  DUCK_MSG_STATS, DUCK_MSG_RESERVE, DUCK_MSG_WRITE,
+        DUCK_MSG_WRITE, DUCK_MSG_READ, DUCK_MSG_OPEN,  DUCK_MSG_COMMIT,  DUCK_MSG_COMMIT,
+        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_NACK,    DUCK_MSG_QUERY,
+        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT};
+    static uint8_t packet[DUCK_WIRE_PACKET_BYTES_MAX + 64];
+    struct fake_host *host = &hosts[fake_below(HOSTS)];
+    uint8_t *payload = packet + sizeof(struct duck_packet_header);
+    uint8_t type = types[fake_below(sizeof types)];
+    /* What ends a session comes rarely, so that some of them get somewhere. */
+    bool is_open = core.session.state == CORE_STARTING || core.session.state == CORE_SERVING;
+    bool ends = type == DUCK_MSG_CLOSE || type == DUCK_MSG_REBOOT || type == DUCK_MSG_OPEN;
+    if (is_open && ends && fake_below(20) != 0) type = DUCK_MSG_CALL;
+    if (type == DUCK_MSG_CALL && is_open && fake_below(8) != 0) host = owner_of_session();
+    struct duck_packet_header header = {
+        .magic = DUCK_WIRE_MAGIC,
+        .version = DUCK_WIRE_VERSION,
+        .type = type,
+        .key = DUCK_KEY_SESSION,
+        .session = host->session,
+        .sequence = ++host->requests,
+        .fragment_bytes = DUCK_WIRE_FRAGMENT_BYTES_1500,
+    };
+    if (type == DUCK_MSG_CALL || type == DUCK_MSG_NACK || type == DUCK_MSG_QUERY)
+        header.sequence = core.session.completed + (fake_below(2) ? 1 : fake_below(7) - 1);
+    if (type == DUCK_MSG_WRITE) header.sequence = 1 + host->writes++ / 16;
+    bool domain = type == DUCK_MSG_CALL && fake_below(2) != 0;
+    if (domain) header.key = DUCK_KEY_DOMAIN, header.session = host->domain_session;
+    uint32_t bytes;
+    if (type == DUCK_MSG_CALL || type == DUCK_MSG_WRITE) {
+        bytes = plausible_fragment(type, &header, payload);
+    } else {
+        bytes = plausible(host, type, payload);
+        header.message_bytes = bytes;
+    }
+    if (fake_below(4) == 0) put_field(payload, bytes);
+    header.payload_bytes = (uint16_t)bytes;
+    memcpy(packet, &header, sizeof header);
+    uint32_t total = (uint32_t)sizeof header + bytes;
+    if (fake_below(8) == 0) put_field(packet, sizeof header);
+    if (fake_below(50) == 0) packet[6] = (uint8_t)fake_below(4);
+    duck_seal(domain ? &host->domain_key : &host->send_key, packet, total);
+    if (fake_below(30) == 0) packet[fake_below(total)] ^= (uint8_t)(1u << fake_below(8));
+    if (fake_below(30) == 0) total = fake_below(total + 64);
+    deliver(&host->peer, packet, total);
+    if (fake_below(20) == 0) deliver(&host->peer, packet, total); /* replay */
+}
+
+static void send_noise(void) {
+    static uint8_t packet[10000];
+    uint32_t bytes = fake_below(fake_below(4) ? 400 : sizeof packet);
+    for (uint32_t i = 0; i < bytes; i++) packet[i] = (uint8_t)fake_random();
+    if (bytes >= 8 && fake_below(2)) memcpy(packet, "DUCK\1", 5);
+    deliver(&hosts[0].peer, packet, bytes);
+}
+
+/* ---- the kernel and the clock ---------------------------------------------------------------- */
+
+static void act_as_kernel(void) {
+    struct duck_kernel_mailbox *mailbox = fake.session.mailbox;
+    if (!fake.session_runs) return;
+    switch (fake_below(40)) {
+    case 0: /* write anything anywhere in the mailbox */
+        if (fake_below(10) != 0) break;
+        for (uint32_t i = 0; i < sizeof *mailbox; i++)
+            if (fake_below(8) == 0) ((uint8_t *)mailbox)[i] = (uint8_t)fake_random();
+        break;
+    case 1:
+        if (fake_below(10) != 0) break;
+        fake.session_dies = true;
+        fake.verdict.status = 1 + fake_below(18);
+        fake.verdict.fault_kind = fake_below(9);
+        break;
+    case 2: mailbox->init_status = (int32_t)fake_below(3); break;
+    default:
+        if (mailbox->init_status == DUCK_KERNEL_INIT_PENDING) mailbox->init_status = 0;
+        if (fake_below(2) || mailbox->call_completed == mailbox->call_published) break;
+        mailbox->call_completed++;
+        mailbox->slot[mailbox->call_completed % 4].output_bytes = fake_below(20000);
+        mailbox->slot[mailbox->call_completed % 4].status = fake_below(10) == 0;
+    }
+}
+
+static void check_rules(void) {
+    look_at_answers();
+    for (uint32_t i = 0; i < DUCK_REGION_COUNT; i++) {
+        const struct core_region *region = &core.region[i];
+        CHECK((region->memory == NULL) == (region->bytes == 0));
+        CHECK(region->committed.count <= RANGES_MAX);
+        if (region->whole)
+            CHECK_EQUAL(region->bytes, ranges_first_gap(&region->committed, region->bytes));
+    }
+    CHECK(core.session.published - core.session.completed <= DUCK_WIRE_CALLS_IN_FLIGHT_MAX);
+    bool open = core.session.state == CORE_STARTING || core.session.state == CORE_SERVING;
+    CHECK_EQUAL(open, fake.session_runs);
+}
+
+/* ---- ELF files ------------------------------------------------------------------------------- */
+
+static void fuzz_elf(void) {
+    uint8_t elf[1024];
+    struct elf_plan plan;
+    uint32_t bytes = tiny_elf(elf);
+    for (uint32_t i = 0; i < 1 + fake_below(4); i++) put_field(elf + fake_below(bytes - 16), 16);
+    if (fake_below(10) == 0) bytes = fake_below(bytes);
+    uint8_t *copy = malloc(bytes != 0 ? bytes : 1);
+    CHECK(copy != NULL);
+    memcpy(copy, elf, bytes);
+    enum elf_error error = elf_check(copy, bytes, &plan);
+    CHECK(elf_error_text(error)[0] != 0);
+    if (error == ELF_OK) {
+        uint8_t *memory = calloc(1, plan.span);
+        CHECK(memory != NULL);
+        elf_load(copy, &plan, memory, 0x10000);
+        free(memory);
+    }
+    free(copy);
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+static void begin(uint64_t seed) {
+    fake_core_start(seed);
+    asked_bytes = answered_bytes = 0;
+    for (uint16_t i = 0; i < HOSTS; i++) {
+        host_make(&hosts[i], (uint16_t)(1000 + i), true);
+        host_join(&hosts[i]);
+    }
+    uint8_t elf[1024];
+    uint32_t bytes = tiny_elf(elf);
+    host_load(&hosts[0], DUCK_REGION_KERNEL, elf, bytes);
+    host_open(&hosts[0], DUCK_OPEN_TAKEOVER);
+    fake_forget_sent();
+}
+
+static void one_round(uint64_t seed) {
+    begin(seed);
+    for (int step = 0; step < 2000; step++) {
+        switch (fake_below(16)) {
+        case 0: send_noise(); break;
+        case 1:
+            host_send_hello(&hosts[fake_below(HOSTS)]);
+            asked_bytes += sizeof(struct duck_packet_header) + sizeof(struct duck_info);
+            break;
+        case 2: fake.now_ns += fake_below(2) ? fake_below(1000000) : fake_below(50000000); break;
+        case 3: fuzz_elf(); break;
+        case 4:
+            if (fake_below(100) == 0) fake.now_ns += UINT64_C(4000000000);
+            break;
+        default: send_mutated();
+        }
+        act_as_kernel();
+        core_tick(&core);
+        check_rules();
+    }
+    core_settle();
+    check_rules();
+}
+
+#ifdef FUZZ_LIBFUZZER
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    static uint8_t packet[10000];
+    if (bytes > sizeof packet) return 0;
+    begin(1);
+    deliver(&hosts[0].peer, data, bytes);
+    if (bytes >= sizeof(struct duck_packet_header)) {
+        memcpy(packet, data, bytes);
+        memcpy(packet + offsetof(struct duck_packet_header, session), &hosts[0].session, 4);
+        duck_seal(&hosts[0].send_key, packet, bytes);
+        deliver(&hosts[0].peer, packet, bytes);
+    }
+    act_as_kernel();
+    core_settle();
+    check_rules();
+    return 0;
+}
+#else
+#include <time.h>
+
+int main(int count, char **words) {
+    uint64_t seed = count > 1 ? strtoull(words[1], NULL, 10) : 1;
+    long seconds = count > 2 ? strtol(words[2], NULL, 10) : 5;
+    time_t end = time(NULL) + seconds;
+    uint64_t rounds = 0, calls = 0, sessions = 0, commits = 0;
+    do {
+        printf("seed %llu\n", (unsigned long long)seed); /* the last one printed failed */
+        fflush(stdout);
+        one_round(seed++);
+        rounds++;
+        calls += core.stats.calls_finished;
+        sessions += core.stats.sessions_opened;
+        commits += core.stats.commits;
+    } while (time(NULL) < end);
+    fake_free();
+    printf("%llu rounds: %llu calls finished, %llu sessions opened, %llu commits\n",
+           (unsigned long long)rounds, (unsigned long long)calls, (unsigned long long)sessions,
+           (unsigned long long)commits);
+    return 0;
+}
+#endif
