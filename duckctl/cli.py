@@ -47,7 +47,7 @@ COMMANDS = (
     CommandEntry("bench", "bench", "Measure kernels, transport and the whole."),
 )
 # Global options are accepted behind the command too: `duckctl lab up --debug`.
-GLOBAL_FLAGS = frozenset({"--debug", "--no-color", "--verbose", "--quiet"})
+GLOBAL_FLAGS = frozenset({"--debug", "--no-color", "--verbose", "-v", "-vv", "--quiet", "-q"})
 DEBUG_HINT = "run again with --debug for the traceback"
 
 
