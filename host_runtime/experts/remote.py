@@ -150,7 +150,7 @@ class RemoteExperts:
             partial(_open_request, self._cache, largest, self._options),
             self._options.call_deadline_ms,
         )
-        self._closed = False
+        self._last_status: list[DuckStatus] | None = None  # set by close()
 
     def start(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Connect, check versions, load, open. Raises HostError naming the ducks in the way.
@@ -178,7 +178,9 @@ class RemoteExperts:
         return RemotePending(self, layer, hidden, expert_ids, expert_weights, self._tokens_max)
 
     def status(self) -> list[DuckStatus]:
-        """One entry per duck, in slot order."""
+        """One entry per duck, in slot order; after close() as it was then."""
+        if self._last_status is not None:
+            return self._last_status
         return [
             DuckStatus(report.name, report.ready, str(report.state), report.detail, report.counters)
             for report in self._manager.reports()
@@ -194,10 +196,10 @@ class RemoteExperts:
 
     def close(self) -> None:
         """Ends the compute session and all threads; calling it again does nothing."""
-        if self._closed:
+        if self._last_status is not None:
             return
-        self._closed = True
         self._manager.close()
+        self._last_status = self.status()
         self._transport.close()
 
     # ---- used by RemotePending -----------------------------------------------------------------

@@ -77,6 +77,7 @@ def _ask(
         "reachable": False,
         "error": None,
         "stats": None,
+        "round_trip_us": None,
         **dict.fromkeys(_facts_json(facts_of(wire.Info()), transport.build)),
     }
     errors: list[str] = []

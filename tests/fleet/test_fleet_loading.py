@@ -21,7 +21,7 @@ from host_runtime.fleet.config import FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.versions import DuckFacts, facts_of
-from host_runtime.transport import TransportOptions
+from host_runtime.transport import Faults, TransportOptions
 
 SEED = 23
 EXPERTS = RandomExperts(SEED, hidden=128, intermediate=128, experts=2)
@@ -239,13 +239,10 @@ def test_a_duck_of_another_host_is_busy(tmp_path: Path) -> None:
 def test_a_dead_host_is_followed_by_the_next(tmp_path: Path) -> None:
     """A host that vanished without closing keeps nobody out for longer than its silence."""
     cache_file = EXPERTS.write_cache(tmp_path, 1)
-    with running_ducks(tmp_path, 1) as (_, fleet):
-        dead = make_remote(fleet, cache_file)
-        dead.start()
-        dead._transport.close()  # no CLOSE request, no more heartbeats
+    with running_ducks(tmp_path, 1) as (_, fleet), started(fleet, cache_file) as dead:
+        dead.set_faults(Faults(cut_ducks=(0,)))  # nothing of this host arrives any more
         with started(fleet, cache_file) as remote:
             check_results(remote)
-        dead.close()
 
 
 def test_many_starts_leave_nothing_behind(tmp_path: Path) -> None:
