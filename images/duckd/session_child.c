@@ -35,6 +35,7 @@
 #define STACK_PITCH (GUARD_BYTES + DUCK_KERNEL_STACK_BYTES)
 #define SIGNAL_STACK_BYTES (64u << 10)
 #define WAIT_SPINS 200
+#define CLAIM_SPINS 100000
 #define SLEEP_NS 50000
 #define FUTEX_LIMIT_NS 100000000
 
@@ -78,8 +79,10 @@ static _Noreturn void end_with(const struct duck_fault *verdict) {
         __atomic_store_n(&shared->verdict_written, 1, __ATOMIC_RELEASE);
         leave(SESSION_EXIT_VERDICT);
     }
-    /* Another thread is writing its verdict and will end the process. */
-    for (;;) __builtin_ia32_pause();
+    /* Another thread is writing its verdict and will end the process, unless the kernel has forged
+     * the claim. */
+    for (int i = 0; i < CLAIM_SPINS; i++) __builtin_ia32_pause();
+    leave(SESSION_EXIT_VERDICT);
 }
 
 static _Noreturn void fail_start(enum duck_status status, const char *text) {
@@ -88,7 +91,22 @@ static _Noreturn void fail_start(enum duck_status status, const char *text) {
     end_with(&verdict);
 }
 
-static uint32_t kind_of(int signal, uint64_t address) {
+/* Linux reports privileged instructions and impossible addresses alike (a general protection fault
+ * without an address); the opcode tells them apart. `code` is readable: it was just executed. */
+static bool is_privileged(const uint8_t *code) {
+    static const uint8_t one_byte[] = {0xF4, 0xFA, 0xFB, 0xE4, 0xE5, 0xE6, 0xE7, 0xEC,
+                                       0xED, 0xEE, 0xEF, 0x6C, 0x6D, 0x6E, 0x6F, 0xCD};
+    static const uint8_t after_0f[] = {0x00, 0x01, 0x06, 0x08, 0x09, 0x20, 0x21,
+                                       0x22, 0x23, 0x30, 0x32, 0x33, 0x35};
+    const uint8_t *list = code[0] == 0x0F ? after_0f : one_byte;
+    size_t count = code[0] == 0x0F ? sizeof after_0f : sizeof one_byte;
+    uint8_t opcode = code[0] == 0x0F ? code[1] : code[0];
+    for (size_t i = 0; i < count; i++)
+        if (list[i] == opcode) return true;
+    return false;
+}
+
+static uint32_t kind_of(int signal, const siginfo_t *info, uint64_t address, uint64_t instruction) {
     switch (signal) {
     case SIGBUS: return DUCK_FAULT_BUS;
     case SIGFPE: return DUCK_FAULT_ARITHMETIC;
@@ -96,6 +114,9 @@ static uint32_t kind_of(int signal, uint64_t address) {
     case SIGSEGV: break;
     default: return DUCK_FAULT_ILLEGAL_INSTRUCTION;
     }
+    if (info->si_code == SI_KERNEL && instruction < elf_span &&
+        is_privileged((const uint8_t *)(uintptr_t)(elf_base + instruction)))
+        return DUCK_FAULT_ILLEGAL_INSTRUCTION;
     uint64_t offset = address - (uint64_t)(uintptr_t)stacks;
     bool in_stacks = offset < (uint64_t)setup.core_count * STACK_PITCH;
     return in_stacks && offset % STACK_PITCH < GUARD_BYTES ? DUCK_FAULT_STACK : DUCK_FAULT_MEMORY;
@@ -112,7 +133,7 @@ static void on_fault(int signal, siginfo_t *info, void *machine) {
     if (signal == SIGFPE || signal == SIGILL || signal == SIGTRAP) address = 0;
     struct duck_fault verdict = {
         .status = DUCK_ERR_KERNEL_FAULT,
-        .fault_kind = kind_of(signal, address),
+        .fault_kind = kind_of(signal, info, address, offset),
         .core = core < setup.core_count ? (uint32_t)core : UINT32_MAX,
         .address = address,
         .instruction = offset < elf_span ? offset : UINT64_MAX,

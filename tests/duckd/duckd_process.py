@@ -14,6 +14,7 @@ from duckd_client import KERNEL_REGION, Client
 
 from duckctl.native import native_path
 
+KERNELS = Path(__file__).parent / "kernels"
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_FLAGS = (
     "-std=gnu11 -O1 -g0 -ffreestanding -fPIE -fno-stack-protector -nostdlib -static-pie "
@@ -22,8 +23,11 @@ KERNEL_FLAGS = (
 ).split()
 
 
+chosen_binary: Path | None = None  # set by pytest --duckd
+
+
 def duckd_binary() -> Path:
-    return native_path("duckd")
+    return chosen_binary or native_path("duckd")
 
 
 def build_kernel(source: Path, target: Path, *defines: str) -> bytes:
