@@ -37,7 +37,7 @@ def health(
       duckctl health --json | jq '.ducks[] | select(.problem != null) | .name'
     """
     fleet = choose_inventory(inventory)
-    report = fleet_health(probe(fleet, select(fleet, limit), timeout))
+    report = fleet_health(probe(fleet, select(fleet, limit), timeout, ("--stats",)))
     if as_json:
         print_json(_document(report))
     else:
