@@ -185,7 +185,11 @@ class Transport:
         _check(self._library.duckhost_session_close(self._handle(), error), error)
 
     def submit(self, address: int, size: int) -> int:
-        """Send one message to every duck of the session; the bytes are copied. A ticket."""
+        """Send one message to every duck of the session; the bytes are copied. A ticket.
+
+        Waits for its turn while four calls are with the ducks. Tickets may be waited for in any
+        order; at most eight may be unreleased.
+        """
         ticket, error = ctypes.c_uint64(), native.Error()
         code = self._library.duckhost_submit(
             self._handle(), address, size, ctypes.byref(ticket), error

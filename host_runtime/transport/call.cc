@@ -41,7 +41,7 @@ bool DomainCalls::take(Domain &domain) {
     const uint32_t last = newest(domain);
     while (taken_ < last) {
         taken_++;
-        sending_[taken_ % kSlots] = {taken_, 0};
+        sending_[taken_ % kCallsInFlight] = {taken_, 0};
         for (const auto &link : domain.links())
             if ((domain.board().ducks() >> link->index & 1) != 0)
                 link->calls.start(domain, *link, taken_);
@@ -51,10 +51,10 @@ bool DomainCalls::take(Domain &domain) {
 
 bool DomainCalls::pump(Domain &domain) {
     uint32_t budget = kBurst;
-    for (uint32_t age = kSlots; age-- > 0;) {
+    for (uint32_t age = kCallsInFlight; age-- > 0;) {
         if (taken_ <= age) continue;
         const uint32_t number = taken_ - age;
-        Sending &sending = sending_[number % kSlots];
+        Sending &sending = sending_[number % kCallsInFlight];
         if (sending.number != number) continue;
         uint64_t members = 0;
         for (const auto &link : domain.links())
@@ -78,7 +78,7 @@ bool DomainCalls::pump(Domain &domain) {
 }
 
 uint32_t DomainCalls::sent_fragments(Domain &domain, uint32_t number) const {
-    const Sending &sending = sending_[number % kSlots];
+    const Sending &sending = sending_[number % kCallsInFlight];
     return sending.number == number ? sending.next : fragment_count(call_message(domain, number));
 }
 
@@ -93,7 +93,7 @@ void LinkCalls::prepare(uint32_t result_bytes_max, uint16_t stride) {
 }
 
 LinkCall *LinkCalls::active(uint32_t number) {
-    LinkCall &call = call_[number % kSlots];
+    LinkCall &call = call_[number % kCallsInFlight];
     return call.is_active && call.number == number ? &call : nullptr;
 }
 
@@ -103,7 +103,7 @@ bool LinkCalls::is_waiting() const {
 }
 
 void LinkCalls::start(Domain &domain, Link &link, uint32_t number) {
-    LinkCall &call = call_[number % kSlots];
+    LinkCall &call = call_[number % kCallsInFlight];
     call.is_active = true;
     call.number = number;
     call.start_ns = domain.now();

@@ -52,7 +52,7 @@ class LinkCalls {
     void send_nack(Domain &domain, Link &link, LinkCall &call);
 
     uint32_t result_bytes_max_ = 0;
-    LinkCall call_[kSlots];
+    LinkCall call_[kCallsInFlight];
 };
 
 // The sending of calls of one domain.
@@ -74,7 +74,7 @@ class DomainCalls {
     static uint32_t newest(Domain &domain);
 
     uint32_t taken_ = 0; // number of the newest call taken
-    Sending sending_[kSlots];
+    Sending sending_[kCallsInFlight];
 };
 
 } // namespace duckhost

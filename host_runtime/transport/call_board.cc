@@ -52,6 +52,7 @@ bool CallBoard::prepare(uint64_t ducks, uint32_t call_bytes_max, uint32_t result
             next += result_room;
         }
     }
+    for (auto &entry : ring_) entry.store(nullptr);
     std::lock_guard<std::mutex> guard(mutex_);
     ducks_.store(ducks);
     call_bytes_max_ = call_bytes_max;
@@ -59,6 +60,18 @@ bool CallBoard::prepare(uint64_t ducks, uint32_t call_bytes_max, uint32_t result
     has_ended_ = false;
     published.store(0);
     return true;
+}
+
+CallSlot *CallBoard::find(uint32_t number) {
+    for (CallSlot &slot : slot_)
+        if (slot.number == number && !slot.is_released) return &slot;
+    return nullptr;
+}
+
+CallSlot *CallBoard::find_free() {
+    for (CallSlot &slot : slot_)
+        if (slot.is_released && slot.open_parts.load() == 0) return &slot;
+    return nullptr;
 }
 
 void CallBoard::notify() {
@@ -98,9 +111,11 @@ void CallBoard::end_session(const duckhost_error &error) {
     if (has_ended_) return;
     has_ended_ = true;
     end_error_ = error;
+    changed_.notify_all();
 }
 
 void CallBoard::abort_all(const duckhost_error &error) {
+    end_session(error);
     std::lock_guard<std::mutex> guard(mutex_);
     for (CallSlot &slot : slot_) {
         if (slot.open_parts.load() == 0 || slot.has_failed.load() != 0) continue;
@@ -127,6 +142,18 @@ void CallBoard::wait_finished(CallSlot &slot) {
     sleepers_.fetch_add(1);
     changed_.wait(lock,
                   [&slot] { return slot.open_parts.load() == 0 || slot.has_failed.load() != 0; });
+    sleepers_.fetch_sub(1);
+}
+
+bool CallBoard::has_credit(uint32_t number) {
+    const CallSlot *before = ring_[number % kCallsInFlight].load();
+    return before == nullptr || before->open_parts.load() == 0;
+}
+
+void CallBoard::wait_credit(uint32_t number) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1);
+    changed_.wait(lock, [&] { return has_ended_ || has_credit(number); });
     sleepers_.fetch_sub(1);
 }
 

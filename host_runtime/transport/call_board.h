@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The calls in flight, shared by the threads that submit and wait and by the domain threads that
-// send and gather. Call n lives in slot n % DUCK_WIRE_CALLS_IN_FLIGHT_MAX. All memory is taken when
-// a compute session opens.
+// send and gather. At most kCallsInFlight calls are with the ducks (the wire's credit): call n may
+// begin when call n - kCallsInFlight is over. A slot keeps a call's bytes from submit to release,
+// which may come later and in any order, so there are more of them. All memory is taken when a
+// compute session opens.
 #pragma once
 
 #include "base.h"
@@ -12,7 +14,8 @@
 
 namespace duckhost {
 
-constexpr uint32_t kSlots = DUCK_WIRE_CALLS_IN_FLIGHT_MAX;
+constexpr uint32_t kCallsInFlight = DUCK_WIRE_CALLS_IN_FLIGHT_MAX;
+constexpr uint32_t kSlots = DUCKHOST_TICKETS_MAX;
 
 struct CallPart {
     enum State : uint32_t { waiting = 0, done = 1, failed = 2 };
@@ -63,7 +66,12 @@ class CallBoard {
     uint64_t ducks() const { return ducks_.load(); }
     uint32_t call_bytes_max() const { return call_bytes_max_; }
     uint32_t result_bytes_max() const { return result_bytes_max_; }
-    CallSlot &slot(uint32_t number) { return slot_[number % kSlots]; }
+    // Of a call that is with the ducks.
+    CallSlot &slot(uint32_t number) { return *ring_[number % kCallsInFlight].load(); }
+    // The slots belong to the submitting threads.
+    CallSlot *find(uint32_t number);
+    CallSlot *find_free();
+    void place(CallSlot &slot) { ring_[slot.number % kCallsInFlight].store(&slot); }
 
     std::atomic<uint32_t> published{0}; // number of the newest call
 
@@ -77,8 +85,12 @@ class CallBoard {
     // From the API threads. True when the session has ended; then *error tells why.
     bool has_ended(duckhost_error *error);
     void wait_finished(CallSlot &slot); // blocks until every part is done or one failed
+    // Blocks until call `number` may begin, or the session has ended.
+    void wait_credit(uint32_t number);
+    bool has_credit(uint32_t number);
     void copy_error(CallSlot &slot, duckhost_error *error);
-    void abort_all(const duckhost_error &error); // wakes whoever waits for a call
+    // The session ends with this error; whoever waits for a call gets it.
+    void abort_all(const duckhost_error &error);
 
   private:
     void notify();
@@ -92,6 +104,7 @@ class CallBoard {
     uint32_t call_bytes_max_ = 0, result_bytes_max_ = 0;
     Mapping memory_;
     CallSlot slot_[kSlots];
+    std::atomic<CallSlot *> ring_[kCallsInFlight] = {};
 };
 
 } // namespace duckhost

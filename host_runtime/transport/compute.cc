@@ -208,50 +208,67 @@ int Transport::session_close(duckhost_error *error) {
 int Transport::submit(const void *message, uint32_t bytes, uint64_t *ticket,
                       duckhost_error *error) {
     std::shared_lock<std::shared_mutex> session(session_mutex_);
-    {
-        std::lock_guard<std::mutex> guard(submit_mutex_);
-        if (!is_open_) return fail(error, DUCKHOST_ERR_STATE, -1, "no compute session is open");
-        duckhost_error ended;
-        if (board_.has_ended(&ended)) {
-            fail(error, static_cast<duckhost_code>(ended.code), ended.duck,
-                 "the compute session has ended: %.400s", ended.text);
-            if (error != nullptr) error->ducks = ended.ducks;
-            return ended.code;
-        }
-        if (bytes == 0 || bytes > board_.call_bytes_max())
-            return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
-                        "a call of %u bytes: the session was opened for 1 to %u", bytes,
-                        board_.call_bytes_max());
-        if (last_call_ == kCallsMax)
-            return fail(error, DUCKHOST_ERR_STATE, -1,
-                        "call numbers are used up: open the session again");
-        CallSlot &slot = board_.slot(last_call_ + 1);
-        if (!slot.is_released || slot.open_parts.load() != 0)
-            return fail(error, DUCKHOST_ERR_STATE, -1,
-                        "%u calls are in flight: wait for one before the next",
-                        DUCK_WIRE_CALLS_IN_FLIGHT_MAX);
-        std::memcpy(slot.message, message, bytes);
-        slot.number = ++last_call_;
-        slot.is_released = false;
-        slot.bytes = bytes;
-        slot.submit_ns = now_ns();
-        slot.sent_ns.store(0);
-        slot.has_failed.store(0);
-        for (CallPart &part : slot.part) part.state.store(CallPart::waiting);
-        slot.open_parts.store(static_cast<uint32_t>(__builtin_popcountll(board_.ducks())));
-        board_.published.store(slot.number);
-        *ticket = static_cast<uint64_t>(generation_) << 32 | slot.number;
-    }
+    std::lock_guard<std::mutex> in_order(order_mutex_);
+    if (board_.published.load() + 1 > kCallsInFlight) await_credit(board_.published.load() + 1);
+    if (int code = publish(message, bytes, ticket, error)) return code;
     for (const auto &domain : domains_) domain->wake_for_call();
     return succeed(error);
+}
+
+void Transport::await_credit(uint32_t number) {
+    if (options_.poll_policy == DUCK_POLL_SPIN) {
+        while (!board_.has_credit(number) && !board_.has_ended(nullptr)) __builtin_ia32_pause();
+    } else if (!board_.has_credit(number)) {
+        board_.wait_credit(number);
+    }
+}
+
+int Transport::publish(const void *message, uint32_t bytes, uint64_t *ticket,
+                       duckhost_error *error) {
+    std::lock_guard<std::mutex> guard(submit_mutex_);
+    if (!is_open_) return fail(error, DUCKHOST_ERR_STATE, -1, "no compute session is open");
+    duckhost_error ended;
+    if (board_.has_ended(&ended)) {
+        fail(error, static_cast<duckhost_code>(ended.code), ended.duck,
+             "the compute session has ended: %.400s", ended.text);
+        if (error != nullptr) {
+            error->ducks = ended.ducks;
+            error->status = ended.status;
+        }
+        return ended.code;
+    }
+    if (bytes == 0 || bytes > board_.call_bytes_max())
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
+                    "a call of %u bytes: the session was opened for 1 to %u", bytes,
+                    board_.call_bytes_max());
+    if (last_call_ == kCallsMax)
+        return fail(error, DUCKHOST_ERR_STATE, -1,
+                    "call numbers are used up: open the session again");
+    CallSlot *slot = board_.find_free();
+    if (slot == nullptr)
+        return fail(error, DUCKHOST_ERR_STATE, -1,
+                    "%u calls are not released: wait for one before the next",
+                    DUCKHOST_TICKETS_MAX);
+    std::memcpy(slot->message, message, bytes);
+    slot->number = ++last_call_;
+    slot->is_released = false;
+    slot->bytes = bytes;
+    slot->submit_ns = now_ns();
+    slot->sent_ns.store(0);
+    slot->has_failed.store(0);
+    for (CallPart &part : slot->part) part.state.store(CallPart::waiting);
+    slot->open_parts.store(static_cast<uint32_t>(__builtin_popcountll(board_.ducks())));
+    board_.place(*slot);
+    board_.published.store(slot->number);
+    *ticket = static_cast<uint64_t>(generation_) << 32 | slot->number;
+    return DUCKHOST_OK;
 }
 
 CallSlot *Transport::find_slot(uint64_t ticket, duckhost_error *error) {
     std::lock_guard<std::mutex> guard(submit_mutex_);
     const auto number = static_cast<uint32_t>(ticket);
-    CallSlot &slot = board_.slot(number);
-    if (ticket >> 32 == generation_ && number != 0 && slot.number == number && !slot.is_released)
-        return &slot;
+    CallSlot *slot = number != 0 && ticket >> 32 == generation_ ? board_.find(number) : nullptr;
+    if (slot != nullptr) return slot;
     fail(error, DUCKHOST_ERR_STATE, -1,
          "ticket %llu is not a call in flight: released, or of an earlier session",
          static_cast<unsigned long long>(ticket));

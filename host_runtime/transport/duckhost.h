@@ -25,6 +25,7 @@ extern "C" {
 #define DUCKHOST_API_VERSION 1u
 #define DUCKHOST_DUCKS_MAX 64u
 #define DUCKHOST_DOMAINS_MAX 8u
+#define DUCKHOST_TICKETS_MAX 8u    /* calls submitted and not yet released */
 #define DUCKHOST_ADDRESS_BYTES 16u /* "255.255.255.255" and a zero */
 
 enum duckhost_code {
@@ -185,8 +186,9 @@ DUCKHOST_EXPORT int duckhost_session_open(struct duckhost_fleet *fleet, uint64_t
 DUCKHOST_EXPORT int duckhost_session_close(struct duckhost_fleet *fleet,
                                            struct duckhost_error *error);
 
-/* Sends one message to every duck of the session. The bytes are copied; at most
- * DUCK_WIRE_CALLS_IN_FLIGHT_MAX tickets may be unreleased. */
+/* Sends one message to every duck of the session. The bytes are copied. At most
+ * DUCK_WIRE_CALLS_IN_FLIGHT_MAX calls are with the ducks; this function waits for its turn, which
+ * comes, or the session ends. At most DUCKHOST_TICKETS_MAX tickets may be unreleased. */
 DUCKHOST_EXPORT int duckhost_submit(struct duckhost_fleet *fleet, const void *message,
                                     uint32_t bytes, uint64_t *ticket, struct duckhost_error *error);
 /* Waits for all ducks, adds their outputs (float32 or bf16, enum duck_dtype) in duck order to

@@ -12,6 +12,7 @@ from host_runtime.wire import I32, U32, U64, WIRE_NAME_BYTES, Info, Open, layout
 API_VERSION = 1
 DUCKS_MAX = 64
 DOMAINS_MAX = 8
+TICKETS_MAX = 8
 ADDRESS_BYTES = 16
 
 F64 = Annotated[float, ctypes.c_double]

@@ -61,6 +61,8 @@ class Transport {
     int refresh_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
     int open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns, uint64_t *busy,
                    duckhost_error *error);
+    void await_credit(uint32_t number);
+    int publish(const void *message, uint32_t bytes, uint64_t *ticket, duckhost_error *error);
     CallSlot *find_slot(uint64_t ticket, duckhost_error *error);
     int wait_slot(CallSlot &slot, duckhost_error *error);
     int add_part(CallSlot &slot, uint32_t duck, uint32_t dtype, float *out, uint64_t count,
@@ -77,6 +79,7 @@ class Transport {
 
     std::mutex open_mutex_;           // one session_open or session_close at a time
     std::shared_mutex session_mutex_; // shared: users of the board; exclusive: its replacement
+    std::mutex order_mutex_;          // submitters wait for credit one after the other
     std::mutex submit_mutex_;         // guards the next three and the slots' numbers
     bool is_open_ = false;
     uint32_t generation_ = 0; // of the compute session; upper half of tickets

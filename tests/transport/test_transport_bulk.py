@@ -1,4 +1,4 @@
-"""Bulk writes arrive whole under faults, as the duck's own digest tells, or end in a named error."""
+"""Bulk writes arrive whole under faults (the duck's digest tells), or end in a named error."""
 
 from __future__ import annotations
 

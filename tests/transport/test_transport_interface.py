@@ -79,6 +79,7 @@ def test_codes_are_those_of_the_header(tmp_path: Path) -> None:
     checks += [
         f"_Static_assert(DUCKHOST_API_VERSION == {native.API_VERSION}u, 'version');",
         f"_Static_assert(DUCKHOST_DUCKS_MAX == {native.DUCKS_MAX}u, 'ducks');",
+        f"_Static_assert(DUCKHOST_TICKETS_MAX == {native.TICKETS_MAX}u, 'tickets');",
         f"_Static_assert(DUCKHOST_DOMAINS_MAX == {native.DOMAINS_MAX}u, 'domains');",
     ]
     source = tmp_path / "codes.c"
@@ -95,6 +96,7 @@ def test_only_the_c_interface_is_exported() -> None:
     assert all(name.startswith("duckhost_") for name in names), names
 
 
+USUAL = TransportOptions()
 DOMAIN = DomainEndpoint("domain1", "127.0.0.1", None, 1500)
 DUCK = DuckEndpoint("d01", "127.0.0.1", 7211, 0)
 OTHER = DuckEndpoint("d02", "127.0.0.1", 7212, 0)
@@ -103,39 +105,64 @@ OTHER = DuckEndpoint("d02", "127.0.0.1", 7212, 0)
 @pytest.mark.parametrize(
     ("domains", "ducks", "options", "words"),
     [
-        ([], [DUCK], {}, "0 domains: expected 1 to 8"),
-        ([DOMAIN], [], {}, "0 ducks: expected 1 to 64"),
-        ([DOMAIN] * 9, [DUCK], {}, "9 domains"),
-        ([replace(DOMAIN, mtu=1000)], [DUCK], {}, "domain domain1: MTU 1000, expected 1280 to"),
-        ([replace(DOMAIN, bind_address="x")], [DUCK], {}, "bind_address is not an IPv4 address"),
-        ([replace(DOMAIN, bind_address="192.0.2.1")], [DUCK], {}, "cannot bind .* to 192.0.2.1"),
-        ([replace(DOMAIN, call_address="no")], [DUCK], {}, "call_address is not an IPv4 address"),
+        ([], [DUCK], USUAL, "0 domains: expected 1 to 8"),
+        ([DOMAIN], [], USUAL, "0 ducks: expected 1 to 64"),
+        ([DOMAIN] * 9, [DUCK], USUAL, "9 domains"),
+        ([replace(DOMAIN, mtu=1000)], [DUCK], USUAL, "domain domain1: MTU 1000, expected 1280 to"),
+        ([replace(DOMAIN, bind_address="x")], [DUCK], USUAL, "bind_address is not an IPv4 address"),
+        ([replace(DOMAIN, bind_address="192.0.2.1")], [DUCK], USUAL, "cannot bind .* to 192.0.2.1"),
+        (
+            [replace(DOMAIN, call_address="no")],
+            [DUCK],
+            USUAL,
+            "call_address is not an IPv4 address",
+        ),
         (
             [replace(DOMAIN, call_address="127.255.255.255")],
             [DUCK, OTHER],
-            {},
+            USUAL,
             r"need the same port; d02 is 127.0.0.1:7212",
         ),
-        ([DOMAIN], [replace(DUCK, name="")], {}, "duck 0 has no name"),
-        ([DOMAIN], [replace(DUCK, address="1.2.3")], {}, "d01: its address is not an IPv4"),
-        ([DOMAIN], [replace(DUCK, port=0)], {}, "d01: port 0, expected 1 to 65535"),
-        ([DOMAIN], [replace(DUCK, domain=1)], {}, "d01: domain 1, there are 1"),
-        ([DOMAIN], [DUCK, replace(OTHER, name="d01")], {}, "two ducks are named d01"),
-        ([DOMAIN], [DUCK, replace(OTHER, port=7211)], {}, "d01 and d02 have the same address"),
-        ([DOMAIN], [DUCK], {"bulk_chunk_bytes": 100}, "bulk_chunk_bytes is 100: expected a mult"),
-        ([DOMAIN], [DUCK], {"bulk_chunk_bytes": 2 << 20}, "bulk_chunk_bytes is 2097152"),
-        ([DOMAIN], [DUCK], {"bulk_chunks_max": 9}, "bulk_chunks_max is 9: expected at most 8"),
-        ([DOMAIN], [DUCK], {"ping_ms": 5000}, r"ping_ms \(5000\) must be shorter than silence_ms"),
+        ([DOMAIN], [replace(DUCK, name="")], USUAL, "duck 0 has no name"),
+        ([DOMAIN], [replace(DUCK, address="1.2.3")], USUAL, "d01: its address is not an IPv4"),
+        ([DOMAIN], [replace(DUCK, port=0)], USUAL, "d01: port 0, expected 1 to 65535"),
+        ([DOMAIN], [replace(DUCK, domain=1)], USUAL, "d01: domain 1, there are 1"),
+        ([DOMAIN], [DUCK, replace(OTHER, name="d01")], USUAL, "two ducks are named d01"),
+        ([DOMAIN], [DUCK, replace(OTHER, port=7211)], USUAL, "d01 and d02 have the same address"),
+        (
+            [DOMAIN],
+            [DUCK],
+            TransportOptions(bulk_chunk_bytes=100),
+            "bulk_chunk_bytes is 100: expected a mult",
+        ),
+        (
+            [DOMAIN],
+            [DUCK],
+            TransportOptions(bulk_chunk_bytes=2 << 20),
+            "bulk_chunk_bytes is 2097152",
+        ),
+        (
+            [DOMAIN],
+            [DUCK],
+            TransportOptions(bulk_chunks_max=9),
+            "bulk_chunks_max is 9: expected at most 8",
+        ),
+        (
+            [DOMAIN],
+            [DUCK],
+            TransportOptions(ping_ms=5000),
+            r"ping_ms \(5000\) must be shorter than silence_ms",
+        ),
     ],
 )
 def test_wrong_settings_are_named(
     domains: list[DomainEndpoint],
     ducks: list[DuckEndpoint],
-    options: dict[str, int],
+    options: TransportOptions,
     words: str,
 ) -> None:
     with pytest.raises(TransportError, match=words):
-        Transport(library(), domains, ducks, bytes(32), replace(TransportOptions(), **options))
+        Transport(library(), domains, ducks, bytes(32), options)
 
 
 def test_wrong_arguments_are_named() -> None:
