@@ -39,6 +39,9 @@ from host_runtime.models import DeepseekV32
 PREFILL_CHUNK_MAX = 512  # tokens of one experts call (DUCK_EXPERTS_TOKENS_MAX)
 ACTIVE_MAX = 4  # sequences with caches in memory at once
 STOP_WAIT_S_MAX = 60.0
+# A working MTP module is right for 45 to 98 % of the drafts; far below, its weights are wrong.
+ACCEPTANCE_MIN = 0.05
+ACCEPTANCE_DRAFTS_MIN = 256
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class EngineStatus:
     ducks: list[DuckStatus] = field(default_factory=list)
     active: int = 0
     queued: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 class Engine:
@@ -85,6 +90,8 @@ class Engine:
         self._changed = threading.Condition()  # guards the two queues and _stopping
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._drafts_proposed = self._drafts_accepted = 0
+        self._warned_of_drafts = False
 
     # ------------------------------------------------------------------ for callers, any thread
     def start(self) -> None:
@@ -137,7 +144,9 @@ class Engine:
             active, queued = len(self._active), len(self._waiting)
             running = self._thread is not None and self._thread.is_alive() and not self._stopping
         reason = "; ".join(away) if running else "the engine is not running"
-        return EngineStatus(running and not away, reason, ducks, active, queued)
+        ready = running and not away
+        drafts = (self._drafts_proposed, self._drafts_accepted)
+        return EngineStatus(ready, reason, ducks, active, queued, *drafts)
 
     # ------------------------------------------------------------------ the engine thread
     def step(self) -> bool:
@@ -159,6 +168,7 @@ class Engine:
         if sequence.finished:
             with self._changed:
                 self._active.remove(sequence)
+            self._count_drafts(sequence)
         return True
 
     def _schedule(self) -> Sequence | None:
@@ -231,6 +241,20 @@ class Engine:
         logits = self.model.mtp_logits(mixed[-1:])[0]  # [V]
         check_finite(logits, "draft logits")
         sequence.draft = int(logits.argmax())
+
+    def _count_drafts(self, sequence: Sequence) -> None:
+        """Totals for `status`; a draft model that is always wrong is slow, silent and suspect."""
+        self._drafts_proposed += sequence.drafts_proposed
+        self._drafts_accepted += sequence.drafts_accepted
+        enough = self._drafts_proposed >= ACCEPTANCE_DRAFTS_MIN
+        few = self._drafts_accepted < ACCEPTANCE_MIN * self._drafts_proposed
+        if enough and few and not self._warned_of_drafts:
+            self._warned_of_drafts = True
+            _log.warning(
+                "only %d of %d MTP drafts are accepted: the MTP module's weights may be wrong",
+                self._drafts_accepted,
+                self._drafts_proposed,
+            )
 
     def _loop(self) -> None:
         try:
