@@ -19,7 +19,7 @@ from host_runtime.engine import (
     SamplingParams,
 )
 from host_runtime.errors import HostError
-from host_runtime.experts.base import ExpertsUnavailableError
+from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError
 from host_runtime.server.engine_port import EnginePort, Event, HandlePort
 from host_runtime.server.errors import ApiError, bad_request, ducks_unavailable
 from host_runtime.server.limits import FINISH_WAIT_S, RETRY_AFTER_S
@@ -52,7 +52,8 @@ class Generation:
         """
         left_s = self._ends_at - time.monotonic()
         try:
-            event = await asyncio.wait_for(self._queue.get(), max(0.0, min(wait_s, left_s)))
+            async with asyncio.timeout(max(0.0, min(wait_s, left_s))):
+                event = await self._queue.get()
         except TimeoutError:
             if left_s > wait_s:
                 self._check_engine()
@@ -144,23 +145,25 @@ def refuse_unless_ready(engine: EnginePort) -> None:
     """503 that names the ducks, when one of them isn't serving."""
     status = engine.status()
     if not status.ready:
-        raise ducks_unavailable(f"the fleet isn't ready: {_why(engine) or status.reason}")
+        away = "; ".join(_why(duck) for duck in status.ducks if not duck.ready)
+        raise ducks_unavailable(f"not ready: {away or status.reason}")
 
 
 def failure(message: str, engine: EnginePort) -> ApiError:
     """The client's error for a request that failed at the engine."""
-    missing = _why(engine)
     if message.startswith(INTERNAL_ERROR):
         return _internal("internal error of the engine; the server's log has the details")
-    if missing or not engine.status().ready:
-        detail = "" if not missing or missing in message else f" ({missing})"
-        return ducks_unavailable(f"{message}{detail}")
-    return _internal(message)
+    status = engine.status()
+    if status.ready:
+        return _internal(message)
+    unnamed = [_why(duck) for duck in status.ducks if not duck.ready and duck.name not in message]
+    return ducks_unavailable(f"{message} ({'; '.join(unnamed)})" if unnamed else message)
 
 
-def _why(engine: EnginePort) -> str:
-    ducks = [duck for duck in engine.status().ducks if not duck.ready]
-    return "; ".join(f"{d.name} is {d.state}: {d.detail}".removesuffix(": ") for d in ducks)
+def _why(duck: DuckStatus) -> str:
+    if duck.name in duck.detail:
+        return duck.detail
+    return f"{duck.name} is {duck.state}: {duck.detail}".removesuffix(": ")
 
 
 def _internal(message: str) -> ApiError:

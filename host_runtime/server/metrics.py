@@ -11,6 +11,8 @@ from host_runtime.server.answer import tpot_s
 
 TTFT_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TPOT_BOUNDS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+GAUGES = frozenset({"round_trip_ns", "weight_bytes", "weight_bytes_done"})
+"""Numbers of a duck that go down as well."""
 
 
 class Histogram:
@@ -111,8 +113,11 @@ class Metrics:
                 for duck in status.ducks
                 if name in duck.counters
             }
-            metric = f"duckctl_duck_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}_total"
-            _family(out, metric, "counter", f"Counter {name} of each duck", samples)
+            metric = f"duckctl_duck_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
+            if name in GAUGES:
+                _family(out, metric, "gauge", f"{name} of each duck now", samples)
+            else:
+                _family(out, f"{metric}_total", "counter", f"{name} of each duck", samples)
 
 
 def _family(out: list[str], name: str, kind: str, text: str, samples: Mapping[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from host_runtime.server.metrics import Metrics
 from host_runtime.server.output import AnswerReader
 from host_runtime.server.schemas import SamplingFields
 from host_runtime.server.tokens import ChatTokenizer
+
+log = logging.getLogger("host_runtime.server")
 
 
 @dataclass
@@ -79,6 +82,14 @@ class Service:
             generation.cancel()
         self.metrics.request_ended(endpoint, outcome)
         self.metrics.tokens(len(answer.prompt_ids), len(answer.token_ids), answer.stats)
+        log.info(
+            "%s: %s, %d prompt tokens, %d answer tokens, %s",
+            endpoint,
+            outcome,
+            len(answer.prompt_ids),
+            len(answer.token_ids),
+            answer.measurements(),
+        )
 
     def _too_long(self, prompt: int, max_tokens: int | None, field_name: str) -> ApiError:
         asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"

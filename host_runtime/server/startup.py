@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from host_runtime.config import ModelConfig
+from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.engine import Engine
 from host_runtime.experts.base import Experts
 from host_runtime.models import load_model
@@ -17,7 +17,7 @@ from host_runtime.server.errors import StartupError
 from host_runtime.server.progress import say, step
 from host_runtime.server.run_config import RunConfig, remote_files
 from host_runtime.server.service import Service
-from host_runtime.server.tokens import ChatTokenizer
+from host_runtime.server.tokens import END_OF_SENTENCE, ChatTokenizer
 
 if TYPE_CHECKING:
     from host_runtime.fleet.cache import CacheConfig
@@ -109,12 +109,7 @@ def _say_bytes(done: int, total: int) -> None:
 def build_service(config: RunConfig, machinery: Machinery, tokenizer: ChatTokenizer) -> Service:
     """The API's view of the running machinery."""
     model = machinery.engine.model
-    if tokenizer.size > model.config.vocab_size:
-        raise StartupError(
-            f"{config.model_dir / 'tokenizer.json'} has {tokenizer.size} tokens, but the model "
-            f"knows {model.config.vocab_size}",
-            "tokenizer.json and config.json must be of the same model",
-        )
+    _check_tokenizer(tokenizer, model.config, model.generation, config.model_dir)
     return Service(
         engine=machinery.engine,
         tokenizer=tokenizer,
@@ -123,3 +118,21 @@ def build_service(config: RunConfig, machinery: Machinery, tokenizer: ChatTokeni
         defaults=model.generation,
         request_deadline_s=config.request_deadline_s,
     )
+
+
+def _check_tokenizer(
+    tokenizer: ChatTokenizer, model: ModelConfig, generation: GenerationConfig, folder: Path
+) -> None:
+    """tokenizer.json and the other files must speak of the same tokens."""
+    if tokenizer.size > model.vocab_size:
+        raise StartupError(
+            f"{folder / 'tokenizer.json'} has {tokenizer.size} tokens, but config.json says "
+            f"vocab_size {model.vocab_size}",
+            "both files must be of the same model",
+        )
+    if tokenizer.end_id not in generation.eos_token_ids:
+        raise StartupError(
+            f"{folder / 'tokenizer.json'}: {END_OF_SENTENCE} is token {tokenizer.end_id}, but the "
+            f"model's eos_token_id is {', '.join(map(str, generation.eos_token_ids))}",
+            "answers would never end; both files must be of the same model",
+        )

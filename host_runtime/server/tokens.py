@@ -71,6 +71,7 @@ class ChatTokenizer:
         self.think_id = self._mark_ids[THINK]
         self.end_think_id = self._mark_ids[END_THINK]
         self.begin_id = self._mark_ids[BEGIN_OF_SENTENCE]
+        self.end_id = self._mark_ids[END_OF_SENTENCE]
         self.size = len(self._bytes_of_id)
         self._check_plain(path)
 

@@ -36,7 +36,7 @@ from host_runtime.server.tokens import ChatTokenizer
 
 ROOT = Path(__file__).parents[2]
 DUCKLET = ROOT / "duckctl" / "models" / "ducklet"
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 

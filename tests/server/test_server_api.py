@@ -25,7 +25,9 @@ from server_kit import (
 from host_runtime.experts.base import DuckStatus
 from host_runtime.server.limits import BODY_BYTES_MAX
 
-GOOD_DUCK = DuckStatus("d01", True, "serving", "", {"calls": 12, "sent_bytes": 3.5e9})
+GOOD_DUCK = DuckStatus(
+    "d01", True, "serving", "", {"calls": 12, "sent_bytes": 3.5e9, "round_trip_ns": 90}
+)
 LOST_DUCK = DuckStatus("d02", False, "lost", "no packet for 3.0 s")
 
 
@@ -341,6 +343,7 @@ def test_metrics_count_requests_tokens_drafts_times_and_ducks() -> None:
     assert metric(text, "duckctl_tpot_seconds_count") == 2
     assert metric(text, 'duckctl_duck_ready{duck="d01"}') == 1
     assert metric(text, 'duckctl_duck_sent_bytes_total{duck="d01"}') == 3.5e9
+    assert metric(text, 'duckctl_duck_round_trip_ns{duck="d01"}') == 90
     assert api.service.running == set()
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) .+|[a-z_]+(\{[^}]*\})? [-+0-9.e]+", line), line

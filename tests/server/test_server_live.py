@@ -7,9 +7,11 @@ import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import openai
 import pytest
 from server_kit import (
     CHAT,
@@ -21,7 +23,7 @@ from server_kit import (
     wait_until,
 )
 
-BODY = {"model": "ducklet", "messages": [{"role": "user", "content": "Hi"}]}
+BODY: dict[str, Any] = {"model": "ducklet", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def begin_request(url: str, *, stream: bool) -> http.client.HTTPConnection:
@@ -69,6 +71,23 @@ def test_tokens_are_sent_when_they_come_not_at_the_end() -> None:
                 shown += document["choices"][0]["delta"]["content"]
         engine.handles[0].finish()
         assert list(lines)[-1] == "data: [DONE]"
+
+
+def test_the_openai_client_raises_what_happens_in_the_middle_of_a_stream() -> None:
+    def script(handle: ScriptedHandle) -> None:
+        handle.tokens(ducklet_tokenizer().encode_text("Hello"))
+        handle.finish("error", "d02 does not answer")
+
+    with live_server(scripted_service(ScriptedEngine(script=script))) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        question: Any = BODY["messages"]
+        chunks = client.chat.completions.create(model="ducklet", messages=question, stream=True)
+        shown, reason = "", None
+        with pytest.raises(openai.APIError, match="d02 does not answer"):
+            for chunk in chunks:
+                shown += chunk.choices[0].delta.content or ""
+                reason = chunk.choices[0].finish_reason
+        assert (shown, reason) == ("Hello", "error")
 
 
 @pytest.mark.parametrize("seed", [7])

@@ -6,7 +6,19 @@ import json
 from typing import Any
 
 import pytest
-from server_kit import CHAT, COMPLETIONS, Api, says, scripted_api
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_kit import CHAT, COMPLETIONS, Api, ducklet_tokenizer, says, scripted_api
+
+from host_runtime.server.encoding import encode_conversation
+from host_runtime.server.errors import ApiError
+from host_runtime.server.schemas import (
+    UNSUPPORTED,
+    WITHOUT_EFFECT,
+    ChatRequest,
+    MessageIn,
+    parse_request,
+)
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -156,6 +168,34 @@ def test_sampling_fields_reach_the_engine_and_defaults_are_the_models() -> None:
     assert (params.max_tokens, params.stop_token_ids, params.ignore_eos) == (9, (7,), True)
     api.post(COMPLETIONS, {"prompt": "a"})
     assert engine.handles[2].params.max_tokens == 16
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+FIELDS = [*ChatRequest.model_fields, *UNSUPPORTED, *WITHOUT_EFFECT]
+NAMES = [*MessageIn.model_fields, "type", "function", "arguments", "text", "id"]
+OBJECTS = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.lists(OBJECTS, max_size=3))
+def test_no_request_whatever_it_holds_is_an_internal_error(
+    fields: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    base = {"model": "ducklet", "messages": messages or [USER]}
+    try:
+        request = parse_request(json.dumps({**base, **fields}).encode(), ChatRequest)
+        request.stops()
+        request.token_limit()
+        thinking, tools = request.wants_thinking(), request.offered_tools()
+        prompt = encode_conversation(request.conversation(), tools=tools, thinking=thinking)
+        ducklet_tokenizer().encode(prompt.pieces)
+    except ApiError as error:
+        assert error.status == 400
+        assert error.message
 
 
 BAD_BODIES = [
