@@ -15,8 +15,10 @@ from host_runtime.transport import DuckLinkStatus, Transport, TransportCode, Tra
 
 RETRY_S_FIRST = 0.25
 RETRY_S_MAX = 2.0
-# A heartbeat that was on its way while the session opened still tells the state before it.
-SETTLE_S = 1.0
+# A heartbeat's word on the session counts when the session is older than SETTLE_S and the duck was
+# heard within FRESH_S: then it was sent after OPEN (heartbeats come every 0.2 s).
+SETTLE_S = 2.0
+FRESH_S = 1.0
 
 NEEDS_REVIVAL = frozenset(
     {
@@ -117,7 +119,7 @@ def watch(
     """What a duck's heartbeats say against its state; None when they fit.
 
     Only ducks that should be there are judged: a duck that is being joined or loaded is judged by
-    the job that does it.
+    the job that does it. ``serving_s`` is the age of the session, 0 while one is being opened.
     """
     if state not in (DuckState.READY, DuckState.SERVING):
         return None
@@ -126,7 +128,7 @@ def watch(
         return DuckState.LOST, "it restarted"
     if silent_s > silence_s or not link.attached:
         return DuckState.LOST, f"no packet for {silent_s:.1f} s"
-    if state is DuckState.SERVING and serving_s > SETTLE_S:
+    if state is DuckState.SERVING and serving_s > SETTLE_S and silent_s < FRESH_S:
         if link.state == wire.State.FAULTED:
             return DuckState.FAULTED, "its compute session ended"
         if link.state != wire.State.SERVING:

@@ -14,6 +14,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -86,6 +87,14 @@ class LoadReport:
     def bytes_per_s(self) -> float:
         return self.bytes_sent / self.seconds if self.seconds > 0 else 0.0
 
+    def __str__(self) -> str:
+        if not self.bytes_sent:
+            return "its weights were in place"
+        return (
+            f"{self.bytes_sent / 1e6:.1f} MB of weights sent in {self.seconds:.1f} s "
+            f"({self.bytes_per_s / 1e6:.0f} MB/s), {self.bytes_skipped / 1e6:.1f} MB were in place"
+        )
+
     def slow_link(self, link_mbps: int) -> str | None:
         """A sentence when the load was far below what the duck's link can do."""
         link = link_mbps * 1e6 / 8
@@ -122,6 +131,7 @@ class DuckLoader:
         self._budget = budget
         self._clock = clock
         self._cancelled = threading.Event()
+        self._count_lock = threading.Lock()
         self._write: Progress | None = None
         self._bytes_done = 0
 
@@ -132,8 +142,9 @@ class DuckLoader:
     @property
     def bytes_done(self) -> int:
         """Bytes of the weights region that are in the duck by now."""
-        write = self._write
-        return self._bytes_done + (write.bytes_done if write is not None else 0)
+        with self._count_lock:
+            write = self._write
+            return self._bytes_done + (write.bytes_done if write is not None else 0)
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -179,19 +190,28 @@ class DuckLoader:
         self._bytes_done = 0
 
     def _load_weights(self, *, resume: bool) -> int:
-        """Returns the number of bytes that had to be sent."""
+        """Returns the number of bytes that had to be sent.
+
+        While the duck hashes one piece for its COMMIT, the next one is read, checked and sent.
+        """
         self._reserve(wire.Region.WEIGHTS, self._part.region_bytes, fresh=not resume)
         sent = 0
-        for piece in self._part.pieces:
-            resume = resume and self._is_in_place(piece)
-            if resume:
-                self._bytes_done += piece.size_bytes
-                continue
-            with self._budget.reserve(piece.size_bytes):
-                self._stop_if_cancelled()
-                self._send(wire.Region.WEIGHTS, piece.offset, read_piece(piece))
-            self._commit_piece(piece)
-            sent += piece.size_bytes
+        committed: Future[None] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="fleet-commit") as committer:
+            for piece in self._part.pieces:
+                resume = resume and self._is_in_place(piece)
+                if resume:
+                    self._bytes_done += piece.size_bytes
+                    continue
+                with self._budget.reserve(piece.size_bytes):
+                    self._stop_if_cancelled()
+                    self._send(wire.Region.WEIGHTS, piece.offset, read_piece(piece))
+                if committed is not None:
+                    committed.result()
+                committed = committer.submit(self._commit_piece, piece)
+                sent += piece.size_bytes
+            if committed is not None:
+                committed.result()
         return sent
 
     def _is_in_place(self, piece: PieceConfig) -> bool:
@@ -224,8 +244,9 @@ class DuckLoader:
         try:
             self._transport.write(self._index, region, offset, data, write)
         finally:
-            self._write = None
-        self._bytes_done += len(data)
+            with self._count_lock:
+                self._write = None
+                self._bytes_done += write.bytes_done
 
     def _commit(
         self, region: wire.Region, offset: int, size: int, sha256: bytes, set_id: bytes | None

@@ -27,7 +27,7 @@ from host_runtime.fleet.config import FleetConfig
 from host_runtime.fleet.keeper import Keeper, failure_state, watch
 from host_runtime.fleet.kernel_file import KernelFile
 from host_runtime.fleet.loader import LoadCancelledError, PieceBudget
-from host_runtime.fleet.status import DuckReport, DuckState, EventLog, FleetEvent
+from host_runtime.fleet.status import DuckReport, DuckState, EventLog, FleetEvent, log
 from host_runtime.fleet.versions import Needs, StaleDucksError, facts_of, find_problem
 from host_runtime.transport import Transport, TransportCode, TransportError
 
@@ -37,7 +37,10 @@ OPEN_TIMEOUT_MS = 10_000
 LEAVE_TIMEOUT_MS = 300
 READ_AHEAD_BYTES = 2 << 30
 PROGRESS_PERIOD_S = 2.0
+OPEN_RETRY_S = 1.0
 CLOSE_WAIT_S = 10.0
+# A duck that served this long is well again: its next failure is met without a pause.
+STABLE_S = 10.0
 
 
 class FleetStartError(HostError):
@@ -229,6 +232,7 @@ class FleetManager:
             if not isinstance(error, LoadCancelledError):
                 self._mark(keeper, DuckState.IDLE, str(error))
             raise
+        self._events.add(keeper.duck.name, str(report))
         slow = report.slow_link(keeper.facts.link_mbps) if keeper.facts else None
         if slow:
             self._events.add(keeper.duck.name, slow, logging.WARNING)
@@ -242,11 +246,16 @@ class FleetManager:
                 self._leave_session(index)
             self._join(index)
             self._load(index)
-            keeper.attempts = 0
         except HostError as error:
-            keeper.put_off(self._clock())
             self._events.add(keeper.duck.name, str(error), logging.WARNING)
-        self._wake.set()
+        except Exception as error:
+            # A bug or a full memory: told like any failure, and tried again with a pause.
+            self._mark(keeper, DuckState.IDLE, f"{type(error).__name__}: {error}")
+            log.exception("%s: loading failed", keeper.duck.name)
+            raise
+        finally:
+            keeper.put_off(self._clock())
+            self._wake.set()
 
     def _leave_session(self, index: int) -> None:
         """Close what is left of a session that failed; a duck that can't answer needs none."""
@@ -276,41 +285,54 @@ class FleetManager:
         self._events.add("fleet", f"serving with {len(self._keepers)} ducks")
 
     def _reopen(self) -> None:
+        self._open_retry_at = self._clock() + OPEN_RETRY_S
         try:
             self._open()
         except HostError as error:
-            self._open_retry_at = self._clock() + 1.0
             self._events.add("fleet", f"opening the session: {error}", logging.WARNING)
-        self._wake.set()
+        except Exception:
+            log.exception("opening the session failed")
+            raise
+        finally:
+            self._wake.set()
 
     # ---- the monitor ---------------------------------------------------------------------------
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.wait(WATCH_PERIOD_S)
-            self._wake.clear()
-            if not self._stopping.is_set():
-                self._turn()
+        try:
+            while not self._stopping.is_set():
+                self._wake.wait(WATCH_PERIOD_S)
+                self._wake.clear()
+                if not self._stopping.is_set():
+                    self._turn()
+        except BaseException as error:  # nobody would notice dead ducks any more: refuse calls
+            self._stopping.set()
+            self._set_problem(FleetProblem(f"the fleet's monitor ended: {error!r}"))
+            raise
 
     def _turn(self) -> None:
         """One look at every duck, and the jobs that follow from it."""
         now = self._clock()
         with self._lock:
+            is_opening = self._opening is not None and not self._opening.done()
             for index, keeper in enumerate(self._keepers):
                 link = self._transport.duck_status(index)
-                verdict = watch(keeper.state, link, now - keeper.serving_since, self._silence_s)
+                serving_s = 0.0 if is_opening else now - keeper.serving_since
+                verdict = watch(keeper.state, link, serving_s, self._silence_s)
                 if verdict is not None:
                     self._mark(keeper, *verdict)
-                if keeper.wants_revival(now):
+                if keeper.state is DuckState.SERVING and serving_s > STABLE_S:
+                    keeper.attempts = 0
+                # Joining begins a new session with the duck, which would spoil an OPEN under way.
+                if not is_opening and keeper.wants_revival(now):
                     keeper.job = self._pool.submit(self._revive, index)
             self._update_problem()
-            if self._wants_opening(now):
+            if not is_opening and self._wants_opening(now):
                 self._opening = self._pool.submit(self._reopen)
 
     def _wants_opening(self, now: float) -> bool:
-        idle = self._opening is None or self._opening.done()
         states = {keeper.state for keeper in self._keepers}
         settled = states <= {DuckState.READY, DuckState.SERVING}
-        return idle and settled and DuckState.READY in states and now >= self._open_retry_at
+        return settled and DuckState.READY in states and now >= self._open_retry_at
 
     def _mark(self, keeper: Keeper, state: DuckState, detail: str) -> None:
         with self._lock:

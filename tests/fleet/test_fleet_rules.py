@@ -84,6 +84,7 @@ def link(**values: int) -> DuckLinkStatus:
         (DuckState.SERVING, {"attached": 0}, DuckState.LOST),
         (DuckState.SERVING, {"state": wire.State.FAULTED}, DuckState.FAULTED),
         (DuckState.SERVING, {"state": wire.State.READY}, DuckState.LOST),
+        (DuckState.SERVING, {"state": wire.State.READY, "heard_age_ns": 1_500_000_000}, None),
         (DuckState.READY, {"state": wire.State.READY}, None),
         (DuckState.LOST, {"heard_age_ns": 1 << 63}, None),
     ],
