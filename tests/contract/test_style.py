@@ -55,15 +55,21 @@ C_NO_FUNCTION = re.compile(
 )
 
 
+def blank(comment: re.Match[str]) -> str:
+    """Nothing but the line ends of a comment."""
+    return "\n" * comment.group().count("\n")
+
+
 def c_functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and line count of every function in a formatted C or C++ file."""
-    lines = path.read_text().splitlines()
+    text = re.sub(r"/\*.*?\*/", blank, path.read_text(), flags=re.S)
+    lines = re.sub(r"//.*", "", text).splitlines()
     index = 0
     while index < len(lines):
         line = lines[index]
         start, header = index, line
         is_start = bool(C_NAME.search(line)) and not C_NO_FUNCTION.match(line)
-        while is_start and not re.search(r"[{;}]\s*(//.*|/\*.*)?$", lines[index]):
+        while is_start and not re.search(r"[{;}]\s*$", lines[index]):
             index += 1
             if index - start > 12 or index >= len(lines):
                 break
@@ -148,6 +154,7 @@ def test_function_finder_sees_c_functions(tmp_path: Path) -> None:
         "const int table[] = {\n    1,\n};\n"
         "int two(int first,\n        int second) {\n    return first;\n}\n"
         "int declared(int a);\n"
+        "/* readable (from\n   any thread). */\nstruct b {\n    int c;\n};\n"
         "static inline int three(void) { return 3; }\n"
     )
     assert list(c_functions(source)) == [("one", 6), ("two", 4)]
