@@ -3,9 +3,9 @@
 
 /* `int` needs activations times 2^86: its weights are times 2^-120, and no sum may get subnormal. */
 const struct duck_body duck_bodies[] = {
-    {"int", DUCK_FORMAT_FP8, 0x1p86f, duck_run_fp8_int},
-    {"cvt", DUCK_FORMAT_FP8, 1.0f, duck_run_fp8_cvt},
-    {"wide", DUCK_FORMAT_FP9, 1.0f, duck_run_fp9_wide},
-    {"narrow", DUCK_FORMAT_FP9, 1.0f, duck_run_fp9_narrow},
-    {NULL, 0, 0.0f, NULL},
+    {"int", DUCK_FORMAT_FP8, 0x1p86f, duck_run_fp8_int, true},
+    {"cvt", DUCK_FORMAT_FP8, 1.0f, duck_run_fp8_cvt, true},
+    {"wide", DUCK_FORMAT_FP9, 1.0f, duck_run_fp9_wide, true},
+    {"narrow", DUCK_FORMAT_FP9, 1.0f, duck_run_fp9_narrow, true},
+    {NULL, 0, 0.0f, NULL, false},
 };

@@ -6,8 +6,9 @@
  *
  *   1, 2 tokens   32 rows at once: 4 sums per token, the decoded column is shared by the tokens
  *   3 to 6        two passes of 16 rows over the block in the first-level cache, no spills
- *   7 and more    the block is decoded to float32 (16 KB, first-level cache), then multiplied in
- *                 tiles of 16 rows x up to 6 tokens
+ *   more          tiles of 3 to 6 tokens over each block, decoding it for each tile ("direct"), or
+ *                 from run->gemm_entries on after decoding it once to float32 (16 KB, first-level
+ *                 cache). Calibration chooses where that begins to pay.
  *
  * "Half" h of a panel is the 16 rows that a pass works on; which ones they are depends on the kind
  * (see decode_half and store_half).
@@ -248,6 +249,54 @@ INLINE void run_gemv(const enum kind kind, const int tokens, const struct duck_r
     }
 }
 
+/* ---- direct: several tiles of 3 to 6 tokens --------------------------------------------------- */
+
+#define DIRECT_ENTRIES_MAX 48u
+
+/* Entries in nearly equal tiles of at most 6: 7 or more entries never give a tile below 3. */
+INLINE uint32_t tile_count(uint32_t entries) {
+    return (entries + GEMV_TOKENS_MAX - 1) / GEMV_TOKENS_MAX;
+}
+
+INLINE void multiply_block_halves(const enum kind kind, const int tokens, const struct block *block,
+                                  const float *const *x, __m256 total[][4]) {
+    multiply_block(kind, tokens, 0, 1, block, x, total);
+    multiply_block(kind, tokens, 1, 1, block, x, total);
+}
+
+INLINE void run_direct(const enum kind kind, const struct duck_run *run) {
+    struct walk walk = begin_walk(kind, run);
+    uint32_t tiles = tile_count(run->entries);
+    for (uint32_t p = 0; p < run->panels; p++) {
+        __m256 total[DIRECT_ENTRIES_MAX][4];
+        for (uint32_t t = 0; t < run->entries; t++) {
+            for (int v = 0; v < 4; v++) total[t][v] = _mm256_setzero_ps();
+        }
+        for (uint32_t g = 0; g < run->groups; g++) {
+            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
+            for (uint32_t tile = 0; tile < tiles; tile++) {
+                uint32_t first = run->entries * tile / tiles;
+                uint32_t tokens = run->entries * (tile + 1) / tiles - first;
+                const float *x[GEMV_TOKENS_MAX];
+                for (uint32_t t = 0; t < tokens; t++) {
+                    x[t] = run->x + g * run->x_group_stride +
+                           (uint64_t)run->x_row[first + t] * DUCK_BLOCK;
+                }
+                switch (tokens) {
+                case 3: multiply_block_halves(kind, 3, &block, x, total + first); break;
+                case 4: multiply_block_halves(kind, 4, &block, x, total + first); break;
+                case 5: multiply_block_halves(kind, 5, &block, x, total + first); break;
+                default: multiply_block_halves(kind, 6, &block, x, total + first); break;
+                }
+            }
+        }
+        for (uint32_t t = 0; t < run->entries; t++) {
+            store_half(kind, 0, &total[t][0], out_of(run, t, p));
+            store_half(kind, 1, &total[t][2], out_of(run, t, p));
+        }
+    }
+}
+
 /* ---- GEMM: more tokens ----------------------------------------------------------------------- */
 
 /* Decode a block to w[column][32 rows in order], with the activations' power of two taken out, so
@@ -291,6 +340,13 @@ INLINE void multiply_tile(const int tokens, const float *w, uint32_t columns, co
         for (uint32_t j = 0; j < 4; j++) {
             __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS);
             __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + 8);
+            if (j == 0 && k % 16 == 0) {
+                /* The tile after this one is usually the next in memory. */
+#pragma GCC unroll 6
+                for (int t = 0; t < tokens; t++) {
+                    _mm_prefetch((const char *)(x[t] + tokens * (int)DUCK_BLOCK + k), _MM_HINT_T0);
+                }
+            }
 #pragma GCC unroll 6
             for (int t = 0; t < tokens; t++) {
                 __m256 xk = _mm256_broadcast_ss(x[t] + k + j);
@@ -332,11 +388,10 @@ static void multiply_entries(const struct duck_run *run, uint32_t p, uint32_t g,
     }
 }
 
-/* Entries in nearly equal tiles of at most 6. */
 INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
     _Alignas(64) float w[DUCK_BLOCK * DUCK_PANEL_ROWS];
     struct walk walk = begin_walk(kind, run);
-    uint32_t tiles = (run->entries + GEMV_TOKENS_MAX - 1) / GEMV_TOKENS_MAX;
+    uint32_t tiles = tile_count(run->entries);
     for (uint32_t p = 0; p < run->panels; p++) {
         for (uint32_t g = 0; g < run->groups; g++) {
             struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
@@ -359,7 +414,8 @@ INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
     static void name##_4(const struct duck_run *run) { run_gemv(kind, 4, run); }                   \
     static void name##_5(const struct duck_run *run) { run_gemv(kind, 5, run); }                   \
     static void name##_6(const struct duck_run *run) { run_gemv(kind, 6, run); }                   \
-    static void name##_many(const struct duck_run *run) { run_gemm(kind, run); }                   \
+    static void name##_direct(const struct duck_run *run) { run_direct(kind, run); }               \
+    static void name##_gemm(const struct duck_run *run) { run_gemm(kind, run); }                   \
     void name(const struct duck_run *run) {                                                        \
         switch (run->entries) {                                                                    \
         case 1: name##_1(run); break;                                                              \
@@ -368,7 +424,13 @@ INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
         case 4: name##_4(run); break;                                                              \
         case 5: name##_5(run); break;                                                              \
         case 6: name##_6(run); break;                                                              \
-        default: name##_many(run); break;                                                          \
+        default:                                                                                   \
+            if (run->entries < run->gemm_entries && run->entries <= DIRECT_ENTRIES_MAX) {          \
+                name##_direct(run);                                                                \
+            } else {                                                                               \
+                name##_gemm(run);                                                                  \
+            }                                                                                      \
+            break;                                                                                 \
         }                                                                                          \
     }
 

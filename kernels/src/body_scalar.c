@@ -84,7 +84,7 @@ static void run_fp9(const struct duck_run *run) {
 }
 
 const struct duck_body duck_bodies[] = {
-    {"scalar", DUCK_FORMAT_FP8, 1.0f, run_fp8},
-    {"scalar", DUCK_FORMAT_FP9, 1.0f, run_fp9},
-    {NULL, 0, 0.0f, NULL},
+    {"scalar", DUCK_FORMAT_FP8, 1.0f, run_fp8, false},
+    {"scalar", DUCK_FORMAT_FP9, 1.0f, run_fp9, false},
+    {NULL, 0, 0.0f, NULL, false},
 };

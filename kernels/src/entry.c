@@ -72,7 +72,7 @@ static bool init(struct duck_core *core, struct duck_text *text) {
         duck_text_mismatch(text, "core_count", context->core_count, "1 to 64");
         return false;
     }
-    if (context->scratch_bytes < sizeof(struct duck_shared)) {
+    if (context->scratch_bytes < sizeof(struct duck_shared) + 4 * DUCK_BLOCK) {
         duck_text_mismatch(text, "scratch_bytes", context->scratch_bytes,
                            "duck_experts_scratch_bytes() of experts.h");
         return false;
@@ -80,12 +80,49 @@ static bool init(struct duck_core *core, struct duck_text *text) {
     duck_text_append(text, "weights: ");
     core->directory = (const struct duck_directory *)context->weights;
     if (!duck_check_directory(core->directory, context->weights_bytes, text)) return false;
-    core->body = duck_find_body(core->directory->format, 1);
-    if (core->body == NULL) {
+    if (duck_find_body(core->directory->format, 1) == NULL) {
         duck_text_mismatch(text, "format", core->directory->format, "one that this kernel has");
         return false;
     }
     text->used = 0;
+    return true;
+}
+
+/* "body int, GEMM from 12 tokens; ticks: int 5290, cvt 7810" */
+static void say_choice(const struct duck_core *core, const struct duck_choice *choice,
+                       struct duck_text *text) {
+    duck_text_append(text, "body ");
+    duck_text_append(text, core->body->name);
+    duck_text_append(text, ", GEMM from ");
+    duck_text_number(text, choice->gemm_entries);
+    duck_text_append(text, " tokens; ticks: ");
+    for (uint32_t n = 1; n <= DUCK_BODIES_MAX; n++) {
+        const struct duck_body *body = duck_find_body(core->directory->format, n);
+        if (body == NULL) break;
+        duck_text_append(text, n == 1 ? "" : ", ");
+        duck_text_append(text, body->name);
+        duck_text_append(text, " ");
+        duck_text_number(text, choice->ticks[n - 1]);
+    }
+}
+
+/* Core 0 chooses for all. False when the session stops before it has. */
+static bool agree_on_choice(struct duck_core *core, struct duck_text *text) {
+    struct duck_shared *shared = core->shared;
+    if (core->index == 0) {
+        struct duck_choice choice;
+        duck_calibrate(core, &choice);
+        store(&shared->chosen_gemm_entries.word, choice.gemm_entries);
+        store(&shared->chosen_body.word, choice.body);
+        core->context->wake(core->context, &shared->chosen_body.word);
+        core->body = duck_find_body(core->directory->format, choice.body);
+        core->gemm_entries = choice.gemm_entries;
+        say_choice(core, &choice, text);
+        return true;
+    }
+    if (!wait_change(core->context, &shared->chosen_body.word, 0, 0)) return false;
+    core->body = duck_find_body(core->directory->format, load(&shared->chosen_body.word));
+    core->gemm_entries = load(&shared->chosen_gemm_entries.word);
     return true;
 }
 
@@ -94,12 +131,8 @@ static bool report_init(struct duck_core *core) {
     char own_text[sizeof(mailbox->init_text)];
     bool is_first = core->index == 0;
     struct duck_text text = {is_first ? mailbox->init_text : own_text, sizeof(own_text), 0};
-    bool ready = init(core, &text);
+    bool ready = init(core, &text) && agree_on_choice(core, &text);
     if (is_first) {
-        if (ready) {
-            duck_text_append(&text, "body ");
-            duck_text_append(&text, core->body->name);
-        }
         __atomic_store_n(&mailbox->init_status, ready ? 0 : 1, __ATOMIC_RELEASE);
         core->context->wake(core->context, (const uint32_t *)&mailbox->init_status);
     }

@@ -3,6 +3,7 @@
  * Inside the experts kernel: what its parts tell each other.
  *
  *   entry.c     a core's life: init, wait for calls, agree on completion
+ *   calibrate.c chooses the fastest body when a session opens
  *   call.c      checks a call and groups its (token, place) pairs by expert
  *   experts.c   the two phases of a call: gate/up/SiLU, then down and the weighted sum
  *   element.c   element-wise arithmetic, one source for every body (same bits by construction)
@@ -38,6 +39,7 @@ struct duck_run {
     uint32_t first_columns; /* columns of group 0 */
     uint32_t columns;       /* of a panel; groups after the first have 128, the last the rest */
     uint32_t entries;
+    uint32_t gemm_entries;   /* from this count on, blocks are decoded to memory first */
     const float *x;          /* activations: x + group * x_group_stride + x_row[entry] * 128 */
     uint64_t x_group_stride; /* in floats */
     const uint32_t *x_row;
@@ -51,6 +53,7 @@ struct duck_body {
     uint32_t format; /* enum duck_format */
     float x_scale;   /* activations are multiplied by this power of two beforehand */
     void (*run)(const struct duck_run *run);
+    bool has_gemm; /* looks at duck_run.gemm_entries */
 };
 
 /* The bodies of this ELF; ends with a null name. The first of each format is the default. */
@@ -64,13 +67,14 @@ struct duck_line {
 struct duck_shared {
     uint64_t read_sum; /* of a read call; closed by the last core */
     uint8_t pad[56];
-    struct duck_line claimed[2]; /* next unit of each phase to be taken */
-    struct duck_line arrived;    /* cores at the barrier */
-    struct duck_line epoch;      /* barriers passed */
-    struct duck_line finished;   /* cores that are done with the call */
-    struct duck_line done_call;  /* number of the newest call that all cores are done with */
-    struct duck_line bad_mxcsr;  /* 1 + core that could not keep its floating-point rules */
-    struct duck_line chosen;     /* number of the body that core 0 chose, 0 = not yet */
+    struct duck_line claimed[2];  /* next unit of each phase to be taken */
+    struct duck_line arrived;     /* cores at the barrier */
+    struct duck_line epoch;       /* barriers passed */
+    struct duck_line finished;    /* cores that are done with the call */
+    struct duck_line done_call;   /* number of the newest call that all cores are done with */
+    struct duck_line bad_mxcsr;   /* 1 + core that could not keep its floating-point rules */
+    struct duck_line chosen_body; /* what core 0 chose; 0 = not yet */
+    struct duck_line chosen_gemm_entries;
 };
 static_assert(sizeof(struct duck_shared) <= 4096, "the first page of scratch");
 
@@ -80,6 +84,7 @@ struct duck_core {
     const struct duck_kernel_context *context;
     const struct duck_directory *directory;
     const struct duck_body *body; /* the chosen one */
+    uint32_t gemm_entries;
     struct duck_shared *shared;
 };
 
@@ -116,6 +121,16 @@ void duck_plan(struct duck_job *job) DUCK_HIDDEN;
 
 /* The body with this number for the format, counted from 1; null when there is none. */
 const struct duck_body *duck_find_body(uint32_t format, uint32_t number) DUCK_HIDDEN;
+
+/* What calibration found: the number of the fastest body, every body's ticks for one token, and
+ * duck_run.gemm_entries. */
+#define DUCK_BODIES_MAX 4u
+struct duck_choice {
+    uint32_t body;
+    uint32_t gemm_entries;
+    uint64_t ticks[DUCK_BODIES_MAX];
+};
+void duck_calibrate(const struct duck_core *core, struct duck_choice *choice) DUCK_HIDDEN;
 
 /* A call of struct duck_experts_read: checks, this core's part, and the result's bytes. */
 bool duck_run_read(const struct duck_core *core, const struct duck_kernel_slot *slot,
