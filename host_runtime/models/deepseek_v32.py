@@ -159,7 +159,8 @@ class DeepseekV32:
     def _rotation(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(first, first + count, device=self.device, dtype=torch.float32)
         # by rows, because the vectorised cosine and the one for left-over elements may differ
-        return by_rows(self._cos_sin, positions)  # type: ignore[return-value]
+        cos, sin = by_rows(self._cos_sin, positions)
+        return cos, sin
 
     def _cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angle = positions[:, None] * self._frequencies  # [n, R / 2]

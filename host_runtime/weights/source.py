@@ -32,7 +32,7 @@ class WeightSource:
         """
         entry = self._take(name, (rows, columns), ("F8_E4M3", "BF16", "F32"))
         if entry.dtype != "F8_E4M3":
-            return self._finite(entry, self.checkpoint.read(name).to(torch.float32))
+            return self._finite(entry, self._stored(name).to(torch.float32))
         if not self.fp8:
             raise WeightsError(
                 f"{entry.path}: tensor {name} is FP8, but config.json has no quantization_config"
@@ -45,13 +45,13 @@ class WeightSource:
             )
         grid = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
         scale_entry = self._take(scale_name, grid, ("F32", "BF16"))
-        scale = self._finite(scale_entry, self.checkpoint.read(scale_name).to(torch.float32))
-        return self._finite(entry, dequantise(self.checkpoint.read(name), scale))
+        scale = self._finite(scale_entry, self._stored(scale_name).to(torch.float32))
+        return self._finite(entry, dequantise(self._stored(name), scale))
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """[size] float32 from bf16 or float32."""
         entry = self._take(name, (size,), ("BF16", "F32"))
-        return self._finite(entry, self.checkpoint.read(name).to(torch.float32))
+        return self._finite(entry, self._stored(name).to(torch.float32))
 
     def leave(self, prefix: str) -> int:
         """Account for the tensors below `prefix` as somebody else's; returns how many there are."""
@@ -96,13 +96,17 @@ class WeightSource:
             )
         return entry
 
+    def _stored(self, name: str) -> torch.Tensor:
+        """As stored, on the device: FP8 codes cross the bus, not their float32 values."""
+        return self.checkpoint.read(name).to(self.device)
+
     def _finite(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
         if not bool(torch.isfinite(tensor).all()):
             raise WeightsError(
                 f"{entry.path}: tensor {entry.name} has NaN or infinite values",
                 "the file is damaged: download it again",
             )
-        return tensor.to(self.device)
+        return tensor
 
 
 def dequantise(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
