@@ -123,6 +123,7 @@ async def _read_body(request: Request) -> bytes:
 def _key_check(api_key: str | None) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:
         if api_key is None:
+            _refuse_web_page(request)
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         right = secrets.compare_digest(given.strip().encode(), api_key.encode())
@@ -136,6 +137,18 @@ def _key_check(api_key: str | None) -> Callable[[Request], Awaitable[None]]:
             )
 
     return check
+
+
+def _refuse_web_page(request: Request) -> None:
+    """Without a key, any web page open on this machine could use the server through the browser;
+    browsers mark such requests with Origin."""
+    if "origin" in request.headers:
+        raise ApiError(
+            403,
+            "requests from web pages are refused; start the server with an API key to allow them",
+            kind="permission_error",
+            code="web_page_refused",
+        )
 
 
 async def _api_error(_: Request, error: Exception) -> JSONResponse:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from host_runtime.server.errors import StartupError
@@ -70,16 +72,18 @@ def port_owner(port: int, proc: Path = Path("/proc")) -> str:
     if not inodes:
         return ""
     for folder in proc.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            links = [str(link.readlink()) for link in (folder / "fd").iterdir()]
-            name = (folder / "comm").read_text().strip()
-        except OSError:  # gone meanwhile, or another user's
-            continue
-        if inodes.intersection(links):
-            return f"{name} (process {folder.name})"
+        if folder.name.isdecimal() and not inodes.isdisjoint(_open_files(folder)):
+            with suppress(OSError):  # gone meanwhile
+                return f"{(folder / 'comm').read_text().strip()} (process {folder.name})"
     return ""
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """What a process has open; nothing for processes of other users."""
+    with suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield str(link.readlink())
 
 
 def _listening_inodes(port: int, proc: Path) -> set[str]:

@@ -369,6 +369,19 @@ def test_with_an_api_key_the_api_wants_it_and_the_probes_do_not() -> None:
     assert api.get("/v1/models", headers=good).status_code == 200
 
 
+def test_web_pages_are_refused_unless_there_is_a_key() -> None:
+    service = scripted_service(ScriptedEngine(script=says("Hi")))
+    page = {"Origin": "http://evil.example"}
+    body = {"prompt": "a"}
+    response = Api(service).post(COMPLETIONS, body, headers=page)
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "web_page_refused"
+    keyed = {**page, "Authorization": "Bearer correct horse battery"}
+    with_key = Api(service, api_key="correct horse battery")
+    assert with_key.post(COMPLETIONS, body, headers=keyed).status_code == 200
+    assert "access-control-allow-origin" not in response.headers
+
+
 def test_a_body_beyond_the_limit_is_refused() -> None:
     api, _ = scripted_api()
     content = json.dumps({"model": "ducklet", "prompt": "x" * BODY_BYTES_MAX})
