@@ -18,9 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from host_runtime.server.tokens import END_THINK, THINK, Mark, Piece
+from host_runtime.server.tokens import DSML, END_THINK, THINK, Mark, Piece
 
-DSML = "｜DSML｜"
 BLOCK_OPEN = f"<{DSML}function_calls>"
 BLOCK_CLOSE = f"</{DSML}function_calls>"
 BLOCK_CHARACTERS_MAX = 1_000_000

@@ -26,6 +26,7 @@ USER = "<｜User｜>"
 ASSISTANT = "<｜Assistant｜>"
 THINK = "<think>"
 END_THINK = "</think>"
+DSML = "｜DSML｜"  # tool-call markup; a token in some tokenizers, plain letters in others
 REQUIRED_MARKS = (BEGIN_OF_SENTENCE, END_OF_SENTENCE, USER, ASSISTANT, THINK, END_THINK)
 
 
@@ -67,7 +68,8 @@ class ChatTokenizer:
         self._bytes_of_id = _bytes_of_ids(document, path)
         hidden = {BEGIN_OF_SENTENCE, END_OF_SENTENCE, USER, ASSISTANT}
         hidden.update(name for name, entry in added.items() if entry["special"])
-        self.control_ids = frozenset(self._mark_ids[name] for name in hidden)
+        # Tool calls are read from the text, so their mark belongs to it.
+        self.control_ids = frozenset(self._mark_ids[name] for name in hidden - {DSML})
         self.think_id = self._mark_ids[THINK]
         self.end_think_id = self._mark_ids[END_THINK]
         self.begin_id = self._mark_ids[BEGIN_OF_SENTENCE]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_kit import ducklet_tokenizer
+from server_kit import DUCKLET, ducklet_tokenizer
 
-from host_runtime.server.dsml import CallReader, MalformedCalls, ParsedCall
+from host_runtime.server.dsml import CallReader, MalformedCalls, ParsedCall, render_calls
 from host_runtime.server.output import AnswerReader, Delta, StopFilter
+from host_runtime.server.tokens import ChatTokenizer
 
 LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
@@ -161,6 +163,21 @@ def test_control_tokens_are_no_text_and_thinking_tokens_are_text_in_plain_comple
     ids = [0, 8190, *tokenizer.encode_text("a"), tokenizer.think_id, 1]
     content = "".join(d.content for d in run(AnswerReader(tokenizer, chat=False), ids))
     assert content == "a<think>"
+
+
+def test_tool_calls_are_read_when_their_mark_is_a_special_token(tmp_path: Path) -> None:
+    document = json.loads((DUCKLET / "tokenizer.json").read_text())
+    mark = {**document["added_tokens"][0], "id": 8192, "content": "｜DSML｜", "special": True}
+    document["added_tokens"].append(mark)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    tokenizer = ChatTokenizer(path)
+    ids = tokenizer.encode(render_calls([("weather", {"city": "Ulm", "days": 3})]))
+    assert ids.count(8192) == 8
+    deltas = run(AnswerReader(tokenizer, chat=True, tools=True), ids)
+    ((call,),) = [delta.calls for delta in deltas if delta.calls]
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Ulm", "days": 3})
+    assert 8192 not in tokenizer.encode_text("<｜DSML｜invoke>")
 
 
 def test_tool_calls_are_text_when_no_tools_were_offered() -> None:
