@@ -226,9 +226,12 @@ Fleet open_fleet(const char *key_hex, const char *kernel, char **ports, uint32_t
 
 } // namespace
 
-void *operator new(size_t bytes) {
+void *operator new(size_t bytes, const std::nothrow_t &) noexcept {
     allocations.fetch_add(1);
-    void *memory = std::malloc(bytes == 0 ? 1 : bytes);
+    return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void *operator new(size_t bytes) {
+    void *memory = operator new(bytes, std::nothrow);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
 }

@@ -1,0 +1,260 @@
+"""Replayed, forged, damaged and misdirected packets are counted, ignored and never answered."""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transport_kit import (
+    ROOT,
+    call,
+    factor_of,
+    library,
+    load,
+    open_request,
+    running_shelf,
+    scale_call,
+    scaled_sum,
+    wait_until,
+)
+
+from host_runtime import wire
+from host_runtime.transport import (
+    DomainEndpoint,
+    DomainStats,
+    DuckEndpoint,
+    DuckLinkStatus,
+    Transport,
+    TransportOptions,
+)
+
+HEADER_BYTES = ctypes.sizeof(wire.PacketHeader)
+MAC_AT = 40  # in the packet header
+LIES_S_MAX = 120
+
+
+class Relay:
+    """A wire between host and duck that keeps a copy of everything."""
+
+    def __init__(self, duck_port: int) -> None:
+        self._host_side = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._duck_side = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._host_side.bind(("127.0.0.1", 0))
+        self._duck_side.connect(("127.0.0.1", duck_port))
+        self.port: int = self._host_side.getsockname()[1]
+        self.host: tuple[str, int] | None = None
+        self.to_host: list[bytes] = []
+        self.to_duck: list[bytes] = []
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            ready, _, _ = select.select([self._host_side, self._duck_side], [], [], 0.05)
+            if self._host_side in ready:
+                packet, self.host = self._host_side.recvfrom(65536)
+                self.to_duck.append(packet)
+                self._duck_side.send(packet)
+            if self._duck_side in ready:
+                packet = self._duck_side.recv(65536)
+                self.to_host.append(packet)
+                assert self.host is not None
+                self._host_side.sendto(packet, self.host)
+
+    def inject(self, packet: bytes) -> None:
+        """To the host, from the duck's address as the host sees it."""
+        assert self.host is not None
+        self._host_side.sendto(packet, self.host)
+
+    def close(self) -> None:
+        self._is_over = True
+        self._thread.join()
+        self._host_side.close()
+        self._duck_side.close()
+
+
+@pytest.fixture
+def wired(tmp_path: Path, echo_kernel: bytes) -> Iterator[tuple[Relay, Transport]]:
+    """One serving duck behind a relay; heartbeats are rare, so that silence can be seen."""
+    options = TransportOptions(silence_ms=60_000, ping_ms=50_000)
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf:
+        relay = Relay(shelf.ducks[0].port)
+        domains = [DomainEndpoint("domain1", "127.0.0.1", None, 1500)]
+        ducks = [DuckEndpoint("d01", "127.0.0.1", relay.port, 0)]
+        try:
+            with Transport(library(), domains, ducks, shelf.key, options) as transport:
+                load(transport, 0, shelf.kernel, factor_of(0))
+                transport.session_open([0], open_request(), 10_000)
+                check_calls(transport)
+                yield relay, transport
+        finally:
+            relay.close()
+
+
+def check_calls(transport: Transport) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    for _ in range(3):
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 1000), scaled_sum(values, [0])
+        )
+
+
+def expect_drops(
+    wired: tuple[Relay, Transport],
+    packets: list[bytes],
+    counter: Callable[[DuckLinkStatus, DomainStats], int],
+) -> None:
+    """Every injected packet is counted there; the host sends nothing back; calls go on."""
+    relay, transport = wired
+
+    def counted() -> int:
+        return counter(transport.duck_status(0), transport.domain_stats(0))
+
+    before, sent = counted(), len(relay.to_duck)
+    for packet in packets:
+        relay.inject(packet)
+    wait_until(lambda: counted() >= before + len(packets), 5, "all packets counted")
+    assert counted() == before + len(packets)
+    assert len(relay.to_duck) == sent, "the host answered"
+    check_calls(transport)
+
+
+def session_packets(relay: Relay) -> list[bytes]:
+    """What the duck sent under the session key."""
+    is_sealed = [p for p in relay.to_host if p[6] == wire.WireKey.SESSION]
+    assert len(is_sealed) > 10
+    return is_sealed[-40:]
+
+
+def with_field(packet: bytes, name: str, value: int) -> bytes:
+    header = wire.PacketHeader.from_buffer_copy(packet)
+    setattr(header, name, value)
+    return bytes(header) + packet[HEADER_BYTES:]
+
+
+def test_replayed_packets(wired: tuple[Relay, Transport]) -> None:
+    expect_drops(wired, session_packets(wired[0]), lambda duck, _: duck.dropped_replay)
+
+
+def test_replayed_info(wired: tuple[Relay, Transport]) -> None:
+    infos = [packet for packet in wired[0].to_host if packet[5] == wire.MessageType.INFO]
+    assert infos
+    expect_drops(wired, infos, lambda duck, _: duck.dropped_session)
+
+
+def test_forged_packets(wired: tuple[Relay, Transport]) -> None:
+    """One changed bit in the seal, the counter or the contents, wherever it is."""
+    forged = []
+    for packet in session_packets(wired[0]):
+        for at in (32, MAC_AT, MAC_AT + 15, len(packet) - 1):
+            changed = bytearray(packet)
+            changed[at] ^= 0x10
+            forged.append(bytes(changed))
+    expect_drops(wired, forged, lambda duck, _: duck.dropped_mac)
+
+
+def test_another_session(wired: tuple[Relay, Transport]) -> None:
+    packets = [with_field(packet, "session", 0x12345678) for packet in session_packets(wired[0])]
+    expect_drops(wired, packets, lambda duck, _: duck.dropped_session)
+
+
+def test_wrong_lengths(wired: tuple[Relay, Transport]) -> None:
+    packets = session_packets(wired[0])
+    wrong = [packet[:-1] for packet in packets] + [packet + b"x" for packet in packets]
+    wrong += [with_field(packet, "message_bytes", 0xFFFFFFFF) for packet in packets]
+    wrong += [with_field(packet, "fragment_bytes", 0) for packet in packets]
+    wrong += [with_field(packet, "fragment_bytes", 100) for packet in packets]
+    wrong += [with_field(packet, "fragment_index", 0xFFFFFFFF) for packet in packets]
+    wrong += [with_field(packet, "reserved2", 1) for packet in packets]
+    expect_drops(wired, wrong, lambda duck, _: duck.dropped_size)
+
+
+def test_short_foreign_and_other_versions(wired: tuple[Relay, Transport]) -> None:
+    packet = session_packets(wired[0])[0]
+    short = [packet[:size] for size in (1, 8, HEADER_BYTES - 1)]
+    expect_drops(wired, [*short, b""], lambda _, domain: domain.dropped_short)
+    foreign = [with_field(packet, "magic", 0x4B435545), bytes(200)]
+    expect_drops(wired, foreign, lambda _, domain: domain.dropped_magic)
+    other = [with_field(packet, "version", version) for version in (0, 2, 255)]
+    expect_drops(wired, other, lambda _, domain: domain.dropped_version)
+
+
+def test_wrong_keys_and_types(wired: tuple[Relay, Transport]) -> None:
+    """A duck has no domain key to speak with, and only INFO is sealed by the fleet key."""
+    packets = session_packets(wired[0])
+    by_domain = [with_field(packet, "key", wire.WireKey.DOMAIN) for packet in packets]
+    by_fleet = [with_field(packet, "key", wire.WireKey.FLEET) for packet in packets]
+    expect_drops(wired, by_domain + by_fleet, lambda duck, _: duck.dropped_type)
+
+
+def test_another_source(wired: tuple[Relay, Transport]) -> None:
+    relay, transport = wired
+    packets = session_packets(relay)
+    before = transport.domain_stats(0).dropped_source
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        assert relay.host is not None
+        for packet in packets:
+            stranger.sendto(packet, relay.host)
+        wait_until(
+            lambda: transport.domain_stats(0).dropped_source == before + len(packets), 5, "counted"
+        )
+        stranger.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            stranger.recv(65536)
+    check_calls(transport)
+
+
+def test_packets_of_an_ended_session(wired: tuple[Relay, Transport]) -> None:
+    """After a new HELLO nothing of the old session counts."""
+    relay, transport = wired
+    old = session_packets(relay)
+    transport.hello(0, 5000)
+    before = transport.duck_status(0).dropped_session
+    for packet in old:
+        relay.inject(packet)
+    wait_until(lambda: transport.duck_status(0).dropped_session == before + len(old), 5, "counted")
+
+
+def build_hostile(folder: Path, flags: list[str], parts: list[str]) -> Path:
+    includes = [f"-I{ROOT / part}" for part in ("kernels/include", "kernels/wire")]
+    includes.append(f"-I{ROOT / 'host_runtime/transport'}")
+    seal, program = folder / "seal.o", folder / "hostile"
+    command = ["cc", "-std=c11", *flags, *includes, "-c", str(ROOT / "kernels/wire/seal.c")]
+    subprocess.run([*command, "-o", str(seal)], check=True)
+    source = Path(__file__).with_name("hostile.cc")
+    version = '-DDUCK_BUILD_HASH="0123456789012345678901234567890123456789"'
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", version, *flags, *includes]
+    command += [str(source), *parts, str(seal), "-lbearssl", "-lpthread", "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def run_hostile(program: Path, seed: int, rounds: int) -> None:
+    command = [str(program), str(seed), str(rounds)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIES_S_MAX)
+    assert (result.returncode, result.stderr) == (0, ""), f"seed {seed}: {result.stderr[-4000:]}"
+    told = result.stdout.split()
+    assert int(told[1]) > 100 * rounds, "the duck lied often"
+    assert int(told[3]) > 0 and int(told[5]) > 0, "lies were noticed"
+
+
+def test_a_lying_duck_ends_no_host(tmp_path: Path) -> None:
+    parts = [str(library()), f"-Wl,-rpath,{library().parent}"]
+    run_hostile(build_hostile(tmp_path, ["-O1"], parts), seed=1, rounds=3)
+
+
+@pytest.mark.slow
+def test_a_lying_duck_touches_nothing_else(tmp_path: Path) -> None:
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    parts = [str(path) for path in sorted((ROOT / "host_runtime/transport").glob("*.cc"))]
+    program = build_hostile(tmp_path, flags, parts)
+    for seed in range(2, 6):
+        run_hostile(program, seed, rounds=10)
