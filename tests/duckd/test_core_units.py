@@ -17,28 +17,34 @@ FLAGS = (
 ).split()
 
 
-def build(target: Path) -> Path:
-    includes = ["images/core", "kernels/include", "kernels/wire", "tests/duckd"]
+INCLUDES = [f"-I{ROOT / p}" for p in ("images/core", "kernels/include", "kernels/wire")]
+
+
+def compile_to(folder: Path, sources: list[Path]) -> list[Path]:
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    for source, target in zip(sources, objects, strict=True):
+        command = ["gcc", *FLAGS, *INCLUDES, f"-I{HERE}", "-c", source, "-o", target]
+        subprocess.run(command, check=True)
+    return objects
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("core")
     sources = [*sorted((ROOT / "images/core").glob("*.c")), ROOT / "kernels/wire/seal.c"]
-    sources += [HERE / "fake_platform.c", HERE / "fake_host.c", HERE / f"{target.name}.c"]
-    command: list[str | Path] = ["gcc", *FLAGS, *(f"-I{ROOT / path}" for path in includes)]
-    subprocess.run([*command, *sources, "-l:libbearssl.a", "-o", target], check=True)
-    return target
-
-
-@pytest.fixture(scope="module")
-def test_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("core") / "test_core")
-
-
-@pytest.fixture(scope="module")
-def fuzz_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("core") / "fuzz_core")
+    common = compile_to(folder, [*sources, HERE / "fake_platform.c", HERE / "fake_host.c"])
+    built = {}
+    for name in ("test_core", "fuzz_core"):
+        own = compile_to(folder, [HERE / f"{name}.c"])
+        built[name] = folder / name
+        command = ["gcc", *FLAGS, *common, *own, "-l:libbearssl.a", "-o", built[name]]
+        subprocess.run(command, check=True)
+    return built
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_rules_of_the_core(test_core: Path, seed: int) -> None:
-    done = subprocess.run([test_core, str(seed)], capture_output=True, text=True, timeout=120)
+def test_rules_of_the_core(programs: dict[str, Path], seed: int) -> None:
+    done = subprocess.run([programs["test_core"], str(seed)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -49,13 +55,13 @@ def run_fuzz(program: Path, seed: int, seconds: int) -> None:
     assert " 0 calls finished" not in done.stdout, "the fuzzer no longer gets through to a session"
 
 
-def test_fuzz_same_seeds(fuzz_core: Path) -> None:
-    run_fuzz(fuzz_core, 1, 5)
+def test_fuzz_same_seeds(programs: dict[str, Path]) -> None:
+    run_fuzz(programs["fuzz_core"], 1, 5)
 
 
 @pytest.mark.slow
-def test_fuzz_new_seeds(fuzz_core: Path) -> None:
-    run_fuzz(fuzz_core, secrets.randbits(40), 45)
+def test_fuzz_new_seeds(programs: dict[str, Path]) -> None:
+    run_fuzz(programs["fuzz_core"], secrets.randbits(40), 30)
 
 
 def test_core_is_freestanding(tmp_path: Path) -> None:
@@ -63,8 +69,7 @@ def test_core_is_freestanding(tmp_path: Path) -> None:
     objects = []
     for source in sorted((ROOT / "images/core").glob("*.c")):
         objects.append(tmp_path / f"{source.stem}.o")
-        includes = [f"-I{ROOT / path}" for path in ("kernels/include", "kernels/wire")]
-        flags = ["-std=c11", "-O2", "-ffreestanding", "-fno-stack-protector", *includes]
+        flags = ["-std=c11", "-O2", "-ffreestanding", "-fno-stack-protector", *INCLUDES]
         subprocess.run(["gcc", *flags, "-c", source, "-o", objects[-1]], check=True)
     joined = tmp_path / "joined.o"
     subprocess.run(["ld", "-r", *objects, "-o", joined], check=True)
