@@ -70,7 +70,7 @@ def is_signed_scalar(field_type: Any) -> bool:
 
 RECORD_CASES = [
     (weight_format, hidden, first_row, rows)
-    for weight_format in (8, 9)
+    for weight_format in (4, 6, 7, 8, 9)
     for hidden in (128, 256, 7168)
     for first_row, rows in ((0, 32), (32, 64), (96, 160), (64, 2048))
 ]

@@ -48,6 +48,11 @@ def all_ready(remote: RemoteExperts) -> bool:
     return all(status.ready for status in remote.status())
 
 
+def loads(remote: RemoteExperts) -> list[int]:
+    """How often each duck was loaded."""
+    return [int(status.counters["loads"]) for status in remote.status()]
+
+
 def call_until_error(remote: RemoteExperts) -> tuple[ExpertsUnavailableError, float]:
     """Call again and again; the first error and the seconds that it took."""
     started = time.monotonic()
@@ -82,8 +87,7 @@ def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path
         assert states == {"d01": True, "d02": False, "d03": True}
         ducks[1].start()
         works_again(remote, expected)
-        loads = [int(status.counters["loads"]) for status in remote.status()]
-        assert loads == [1, 2, 1]
+        assert loads(remote) == [1, 2, 1]
 
 
 def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
         expected = remote.submit(1, *CALL).wait()
         ducks[1].kill()
         ducks[1].start()
-        wait_until(lambda: not all_ready(remote), 10, "restart noticed")
+        wait_until(lambda: loads(remote) == [1, 2], 10, "restart noticed")
         works_again(remote, expected)
 
 
@@ -189,5 +193,5 @@ def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
         command += ["--library", str(native_path("libduckhost.so"))]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert [duck.get("rebooted") for duck in json.loads(done.stdout)["ducks"]] == [None, True]
-        wait_until(lambda: not all_ready(remote), 10, "reboot noticed")
+        wait_until(lambda: loads(remote) == [1, 2], 10, "reboot noticed")
         works_again(remote, expected)
