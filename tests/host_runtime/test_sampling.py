@@ -52,7 +52,7 @@ def test_verification_keeps_the_distribution(draft: int) -> None:
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 def test_whole_answers_keep_the_distribution(mtp: bool) -> None:
     """Chi-square over all answers of three tokens: drafts accepted, rejected, rolled back."""
-    table, start, requests = _table(SEED), 0, 2500
+    table, start, requests = _table(SEED), 0, 1500
     model = MarkovModel(table, draft_table=_table(SEED + 1))
     engine = markov_engine(model, mtp=mtp)
     counts: Counter[tuple[int, ...]] = Counter()
