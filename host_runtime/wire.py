@@ -469,6 +469,7 @@ PANEL_ROWS = 32
 BLOCK = 128
 FP9_COLUMNS = 8
 FP9_GROUP_BYTES = 288
+FP7_GROUP_BYTES = 224
 RECORD_ALIGN = 4096
 DIRECTORY_BYTES = 4096
 DIRECTORY_MAGIC = 0x31445244
@@ -478,6 +479,9 @@ LAYERS_MAX = 256
 class Format(IntEnum):
     """enum duck_format"""
 
+    Q4 = 4
+    Q6 = 6
+    FP7 = 7
     FP8 = 8
     FP9 = 9
 
@@ -515,7 +519,8 @@ def record_header_bytes(hidden: int, first_row: int, rows: int) -> int:
 
 def panel_bytes(weight_format: int, columns: int) -> int:
     """Bytes of one panel of 32 rows."""
-    return columns * PANEL_ROWS * weight_format // 8
+    chunk = 128 * weight_format + (64 if weight_format <= Format.Q6 else 0)
+    return columns // 32 * chunk
 
 
 def record_bytes(weight_format: int, hidden: int, first_row: int, rows: int) -> int:

@@ -127,14 +127,62 @@ static int refuse_tile(const struct packing *p, uint32_t matrix, uint32_t row, u
     return bad_argument(p->report, "the source changed while it was being packed");
 }
 
+/* The largest magnitude code of the whole source block around a tile, so that the fp7 unit does not
+ * depend on how ducks slice the matrix. NaN codes elsewhere in the block don't count. */
+static uint8_t block_code_max(const struct packing *p, uint32_t matrix, uint32_t row,
+                              uint32_t column) {
+    const struct duck_pack_matrix *m = &p->matrix[matrix];
+    const struct duck_pack_slice *s = p->slice;
+    uint32_t rows = matrix == DUCK_MATRIX_DOWN ? s->hidden_size : s->moe_intermediate_size;
+    uint32_t columns = matrix == DUCK_MATRIX_DOWN ? s->moe_intermediate_size : s->hidden_size;
+    uint32_t first_row = row / DUCK_BLOCK * DUCK_BLOCK;
+    uint32_t first = column / DUCK_BLOCK * DUCK_BLOCK;
+    uint32_t height = rows - first_row < DUCK_BLOCK ? rows - first_row : DUCK_BLOCK;
+    uint32_t width = columns - first < DUCK_BLOCK ? columns - first : DUCK_BLOCK;
+    uint8_t largest = 0;
+    for (uint32_t r = 0; r < height; r++) {
+        const uint8_t *code = (const uint8_t *)m->data + (first_row + r) * m->row_stride + first;
+#pragma omp simd reduction(max : largest)
+        for (uint32_t k = 0; k < width; k++) {
+            uint8_t magnitude = code[k] & 0x7Fu;
+            uint8_t finite = magnitude == 0x7F ? 0 : magnitude;
+            largest = finite > largest ? finite : largest;
+        }
+    }
+    return largest;
+}
+
+/* The scale that the record gets for a tile. */
+static float record_scale(const struct packing *p, uint32_t matrix, uint32_t row, uint32_t column,
+                          float source_scale) {
+    if (p->slice->source == DUCK_SOURCE_BF16 || p->slice->format != DUCK_FORMAT_FP7) {
+        return source_scale;
+    }
+    return source_scale * tile_fp7_unit(block_code_max(p, matrix, row, column));
+}
+
+static bool fill_tile(const struct packing *p, uint32_t matrix, const struct tile_source *source,
+                      float scale, struct tile *tile) {
+    if (!source->is_bf16 && format_is_lossless(p->slice->format)) {
+        return tile_from_e4m3(tile, p->slice->format, source);
+    }
+    struct tile_error error = {0.0, 0.0};
+    tile_values values;
+    if (!tile_read(source, tile->columns, values)) return false;
+    tile_quantise(tile, p->slice->format, values, scale, &error);
+    p->report->squared_error[matrix] += error.squared_error;
+    p->report->squared_sum[matrix] += error.squared_sum;
+    return true;
+}
+
 /* Pack rows row..row+31, columns column..column+columns-1 of a source matrix to `panel`, and their
  * scale to float `scale_at` of the record. All of them lie in one source block. */
 static int pack_tile(const struct packing *p, uint32_t matrix, uint32_t row, uint32_t column,
                      uint32_t columns, uint64_t scale_at, uint8_t *panel) {
     const struct duck_pack_matrix *m = &p->matrix[matrix];
-    uint32_t element = p->slice->source == DUCK_SOURCE_E4M3 ? 1 : 2;
-    uint64_t first = (row * m->row_stride + column) * element;
-    struct tile_source source = {(const uint8_t *)m->data + first, m->row_stride, 0.0f};
+    bool is_bf16 = p->slice->source == DUCK_SOURCE_BF16;
+    uint64_t first = (row * m->row_stride + column) * (is_bf16 ? 2 : 1);
+    struct tile_source source = {(const uint8_t *)m->data + first, m->row_stride, is_bf16, 0.0f};
     source.scale = m->scale[row / DUCK_BLOCK * m->scale_stride + column / DUCK_BLOCK];
     if (!(source.scale >= 0.0f && source.scale <= SCALE_MAX)) {
         uint32_t bits;
@@ -142,19 +190,12 @@ static int pack_tile(const struct packing *p, uint32_t matrix, uint32_t row, uin
         return refuse_value(p->report, DUCK_PACK_BAD_SCALE, matrix, row / DUCK_BLOCK,
                             column / DUCK_BLOCK, bits);
     }
-    memcpy(p->record + 4 * scale_at, &source.scale, 4);
-    struct tile tile = {.columns = columns};
-    if (p->slice->source == DUCK_SOURCE_E4M3) {
-        if (!tile_from_e4m3(&tile, p->slice->format, &source)) {
-            return refuse_tile(p, matrix, row, column, columns);
-        }
-    } else {
-        struct tile_error error = {0.0, 0.0};
-        if (!tile_from_bf16(&tile, p->slice->format, &source, &error)) {
-            return refuse_tile(p, matrix, row, column, columns);
-        }
-        p->report->squared_error[matrix] += error.squared_error;
-        p->report->squared_sum[matrix] += error.squared_sum;
+    float scale = record_scale(p, matrix, row, column, source.scale);
+    memcpy(p->record + 4 * scale_at, &scale, 4);
+    struct tile tile;
+    tile.columns = columns;
+    if (!fill_tile(p, matrix, &source, scale, &tile)) {
+        return refuse_tile(p, matrix, row, column, columns);
     }
     tile_store(&tile, p->slice->format, panel);
     return DUCK_PACK_OK;

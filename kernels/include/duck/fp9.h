@@ -7,7 +7,12 @@
  *         0xFF are NaN and refused.
  *   fp9   s eeeee mmm: the top nine bits of an IEEE half, bias 15. Every finite E4M3 value is exact
  *         (all are normal halves). Infinities and NaN (eeeee = 31) are refused.
- *   A weight is code value * block scale; scales are float32.
+ *   fp7   s eee mmm, subnormals, no infinities or NaN: m units for eee = 0, (8 + m) 2^(eee-1) units
+ *         above. The unit is folded into the block scale, so that the block's largest magnitude
+ *         gets eee = 7: the lower exponents of FP8 blocks round to multiples of the unit.
+ *   q4    integers -8..7, stored + 8, with a half-precision scale per row and 32 columns
+ *   q6    integers -32..31, stored + 32, with the same scales
+ *   A weight is code value * [row scale *] block scale; block scales are float32.
  *
  * Weights region of a duck = directory (4096 bytes) + one segment per MoE layer, in directory
  * order. Segment = expert_count records of record_bytes. Record of one expert = header (scales),
@@ -31,6 +36,15 @@
  * fp9 panels: per 8 columns 288 bytes = 32-byte bit plane (byte r, bit j = last mantissa bit of row
  * r, column j), then 8 x 32 bytes with the upper eight bits (s eeeee mm) of rows 0..31 in order.
  *
+ * fp7 panels: per 8 columns 7 x 32 bytes in the byte order of 8-bit codes. Byte of column j < 7 =
+ * code << 1 | bit j of the same row's code in column 7.
+ *
+ * q4 panels: per 32 columns 64 bytes of row scales (rows in order), then 4 x 128 bytes for 8
+ * columns each: byte 32 i + 4 l + c has row 8 i + l, column c in its low half and column 4 + c in
+ * its high half. q6 panels: the same for the low four bits of the codes, then 2 x 128 bytes for 16
+ * columns each: byte 32 i + 4 l + c has the upper two bits of row 8 i + l, columns c, 4 + c, 8 + c,
+ * 12 + c, from bit 0 up.
+ *
  * Column groups of down panels: the slice's columns are the source's MoE intermediate rows
  * first_row .. first_row + rows - 1, and a source block spans 128 of them.
  * min(rows, 128 - first_row % 128) columns belong to group 0, each further group has 128 (the last
@@ -50,12 +64,19 @@
 #define DUCK_BLOCK 128u /* edge of a scale block */
 #define DUCK_FP9_COLUMNS 8u
 #define DUCK_FP9_GROUP_BYTES 288u /* 8 columns x 32 rows x 9 bits */
+#define DUCK_FP7_GROUP_BYTES 224u /* 8 columns x 32 rows x 7 bits */
 #define DUCK_RECORD_ALIGN 4096u   /* record_bytes is a multiple: O_DIRECT and pages */
 #define DUCK_DIRECTORY_BYTES 4096u
 #define DUCK_DIRECTORY_MAGIC 0x31445244u /* "DRD1" */
 #define DUCK_LAYERS_MAX 256u
 
-enum duck_format { DUCK_FORMAT_FP8 = 8, DUCK_FORMAT_FP9 = 9 };
+enum duck_format {
+    DUCK_FORMAT_Q4 = 4,
+    DUCK_FORMAT_Q6 = 6,
+    DUCK_FORMAT_FP7 = 7,
+    DUCK_FORMAT_FP8 = 8,
+    DUCK_FORMAT_FP9 = 9
+};
 
 /* First bytes of the weights region; the kernel refuses a directory that does not add up. */
 struct duck_directory {
@@ -83,7 +104,7 @@ static inline int duck_e4m3_is_finite(uint8_t code) { return (code & 0x7F) != 0x
 
 /* 1 when `format` is one of enum duck_format. */
 static inline int duck_format_is_known(uint32_t format) {
-    return format == DUCK_FORMAT_FP8 || format == DUCK_FORMAT_FP9;
+    return format == DUCK_FORMAT_Q4 || (format >= DUCK_FORMAT_Q6 && format <= DUCK_FORMAT_FP9);
 }
 
 /* Number of source blocks that rows [first_row, first_row + rows) touch. */
@@ -100,9 +121,15 @@ static inline uint64_t duck_record_header_bytes(uint32_t hidden, uint32_t first_
     return (4 * floats + 63) / 64 * 64;
 }
 
+/* Bytes of 32 columns of a panel: 32 x 32 codes, and for q4 and q6 their row scales. */
+static inline uint32_t duck_chunk_bytes(uint32_t format) {
+    uint32_t codes = 128u * format;
+    return format <= DUCK_FORMAT_Q6 ? codes + 64u : codes;
+}
+
 /* Bytes of one panel of 32 rows x columns. */
 static inline uint64_t duck_panel_bytes(uint32_t format, uint32_t columns) {
-    return (uint64_t)columns * DUCK_PANEL_ROWS * format / 8;
+    return (uint64_t)(columns / 32) * duck_chunk_bytes(format);
 }
 
 /* Bytes of one expert's record, padded to DUCK_RECORD_ALIGN. */
