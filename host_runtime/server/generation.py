@@ -36,6 +36,7 @@ class Generation:
         self._engine = engine
         self._deadline_s = deadline_s
         self._ends_at = time.monotonic() + deadline_s
+        # As long as the answer at most (max_context tokens), when the client reads slowly.
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self.finished: FinishedEvent | None = None

@@ -23,9 +23,6 @@ REQUEST_DEADLINE_S = 3600.0
 KEEP_ALIVE_S = 15.0
 """A silent stream sends a comment this often, so that proxies and clients see that it lives."""
 
-EVENTS_BUFFERED_MAX = 1024
-"""Tokens that a slow client may lag behind before its request is cancelled."""
-
 FINISH_WAIT_S = 10.0
 """How long a cancelled request may take to report its final counts."""
 

@@ -19,9 +19,6 @@ class Delta:
     malformed_call: bool = False
     token_ids: tuple[int, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls or self.token_ids)
-
 
 class StopFilter:
     """Ends a text at the stop string that is complete first, holding back what may become one."""
