@@ -175,8 +175,8 @@ bool Bulk::check_limits(Domain &domain, Link &link) {
                   region_text(op_->region), static_cast<unsigned long long>(acked_bytes_),
                   static_cast<unsigned long long>(op_->bytes));
     if (elapsed_ns(domain.now(), heard_ns) >= limit_ns / 2) {
-        fail_silent(link, &op_->error, elapsed_ns(domain.now(), std::max(heard_ns, progress_ns_)),
-                    during);
+        domain.fail_silent(link, &op_->error,
+                           elapsed_ns(domain.now(), std::max(heard_ns, progress_ns_)), during);
         return true;
     }
     fail(&op_->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),

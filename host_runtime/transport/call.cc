@@ -109,7 +109,9 @@ void LinkCalls::start(Domain &domain, Link &link, uint32_t number) {
     call.start_ns = domain.now();
     call.fragment_ns = 0;
     call.next_ns = kNever;
-    call.backoff_ns = domain.options().query_us * kMicrosecond;
+    // A call that takes no longer than usual needs no question.
+    const uint64_t patience_ns = std::max(domain.options().query_us * kMicrosecond, 2 * usual_ns_);
+    call.backoff_ns = std::min(patience_ns, domain.options().retry_us_max * kMicrosecond);
     call.fragments = call.received = 0;
     if (link.is_attached()) return;
     duckhost_error error;
@@ -134,7 +136,7 @@ bool LinkCalls::limits(Domain &domain, Link &link, LinkCall &call) {
     char during[32];
     std::snprintf(during, sizeof during, "call %u", call.number);
     if (elapsed_ns(now, since_ns) >= domain.options().silence_ms * kMillisecond) {
-        fail_silent(link, &error, now - since_ns, during);
+        domain.fail_silent(link, &error, now - since_ns, during);
     } else if (elapsed_ns(now, call.start_ns) >= domain.options().call_ms * kMillisecond) {
         fail(&error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
              "%s (%s) is alive, but did not finish %s within %.1f s", link.name, link.address_text,
@@ -244,6 +246,7 @@ void LinkCalls::finish(Domain &domain, Link &link, LinkCall &call, const duck_pa
     CallSlot &slot = domain.board().slot(call.number);
     CallPart &part = slot.part[link.index];
     part.done_ns = now_ns();
+    usual_ns_ = (7 * usual_ns_ + elapsed_ns(part.done_ns, call.start_ns)) / 8;
     call.is_active = false;
     link.status.calls.add();
     link.status.kernel_ns.add(part.kernel_ns);

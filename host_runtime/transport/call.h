@@ -52,6 +52,7 @@ class LinkCalls {
     void send_nack(Domain &domain, Link &link, LinkCall &call);
 
     uint32_t result_bytes_max_ = 0;
+    uint64_t usual_ns_ = 0; // how long calls take here, smoothed
     LinkCall call_[kCallsInFlight];
 };
 

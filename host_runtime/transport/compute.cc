@@ -174,12 +174,12 @@ int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t time
     const uint64_t deadline_ns = now_ns() + timeout_ms * kMillisecond;
     if (int code = forget_calls(open.result_bytes_max, error)) return code;
     close_ducks();
+    if (int code = refresh_domain_keys(ducks, deadline_ns, error)) return code;
     {
         std::unique_lock<std::shared_mutex> lock(session_mutex_);
         if (!board_.prepare(ducks, open.call_bytes_max, open.result_bytes_max))
             return fail(error, DUCKHOST_ERR_SYSTEM, -1, "no memory for the calls' buffers");
     }
-    if (int code = refresh_domain_keys(ducks, deadline_ns, error)) return code;
     uint64_t left = ducks;
     while (int code = open_ducks(left, open, deadline_ns, &left, error)) {
         const bool may_wait = left != 0 && (open.flags & DUCK_OPEN_TAKEOVER) != 0 &&

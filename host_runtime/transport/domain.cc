@@ -2,9 +2,12 @@
 #include "domain.h"
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <ctime>
+#include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 
 namespace duckhost {
@@ -13,6 +16,7 @@ namespace {
 constexpr uint32_t kReceiveRounds = 8; // batches taken per turn before timers run
 constexpr uint32_t kYieldTurns = 20;   // sleep policy: yields before it sleeps
 constexpr uint64_t kSleep = 20 * kMicrosecond;
+constexpr unsigned long kTimerSlack = 1 * kMicrosecond;
 constexpr uint64_t kIdleMax = 100 * kMillisecond;
 
 } // namespace
@@ -93,6 +97,11 @@ void Domain::wake_for_call() {
 // ---- the thread ---------------------------------------------------------------------------------
 
 void Domain::run() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the application's business
+    prctl(PR_SET_NAME, config_.name, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); // timers of 300 us must not be 50 us late
     while (!is_stopping_.load()) turn();
     end_everything();
 }
@@ -165,7 +174,10 @@ void Domain::note_refused() {
     Peer peer;
     if (!port_->refused(&peer)) return;
     for (const auto &link : links_)
-        if (link->peer == peer) link->status.unreachable_notes.add();
+        if (link->peer == peer) {
+            link->status.unreachable_notes.add();
+            link->was_refused = true;
+        }
 }
 
 void Domain::end_everything() {
@@ -337,7 +349,11 @@ void Domain::take_session(Link &link, const duck_packet_header &header,
     const duck_check check =
         duck_open_sealed(&link.to_host, &link.window, packet.data, packet.bytes);
     if (check == DUCK_CHECK_REPLAY) return link.status.dropped_replay.add();
-    if (check != DUCK_CHECK_OK) return link.status.dropped_mac.add();
+    if (check != DUCK_CHECK_OK) {
+        link.sent_wrong_seals = true;
+        return link.status.dropped_mac.add();
+    }
+    link.was_refused = link.sent_wrong_seals = false;
     link.status.heard_ns.set(now_);
     link.status.packets_received.add();
     link.status.bytes_received.add(packet.bytes);
@@ -410,18 +426,26 @@ void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_
 
 // ---- errors -------------------------------------------------------------------------------------
 
-void hint_silent(const Link &link, duckhost_error *error) {
-    if (link.status.unreachable_notes.get() > 0)
+void Domain::hint_silent(const Link &link, duckhost_error *error) const {
+    const PortCounters &port = port_->counters();
+    const auto reason = static_cast<int>(port.last_errno.get());
+    if (link.was_refused)
         set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
-    else if (link.status.dropped_mac.get() > 0)
-        set_hint(error,
-                 "packets with a wrong seal came from there: does it have this fleet's key?");
+    else if (link.sent_wrong_seals)
+        set_hint(error, "packets with a wrong seal came from there: has it this fleet's key?");
+    else if (port.too_large.get() > 0)
+        set_hint(error, "packets for the MTU of domain %s (%u) do not fit this host's network card",
+                 config_.name, config_.mtu);
+    else if (reason != 0)
+        set_hint(error, "this host cannot send in domain %s: %s", config_.name,
+                 std::strerror(reason));
     else
         set_hint(error, "is it powered on, on this network, and does it have this fleet's key? "
                         "A duck ignores a host with another fleet key");
 }
 
-void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns, const char *during) {
+void Domain::fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,
+                         const char *during) const {
     fail(error, DUCKHOST_ERR_UNREACHABLE, static_cast<int>(link.index),
          "%s (%s) does not answer: nothing received for %.1f s during %s", link.name,
          link.address_text, static_cast<double>(silent_ns) * 1e-9, during);

@@ -61,7 +61,13 @@ class Domain {
     uint16_t call_stride() const { return stride_for_mtu(config_.mtu, 0); }
     std::vector<std::unique_ptr<Link>> &links() { return links_; }
 
+    // The error of a duck that owes an answer and is silent; `during` is e.g. "call 812".
+    void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,
+                     const char *during) const;
+
   private:
+    // What may be the matter with a duck that does not answer.
+    void hint_silent(const Link &link, duckhost_error *error) const;
     void run();
     void turn();
     size_t receive();
@@ -125,11 +131,6 @@ class Domain {
     std::atomic<bool> is_stopping_{false};
     std::atomic<bool> is_sleeping_{false};
 };
-
-// The error of a duck that owes an answer and is silent; `during` is e.g. "call 812".
-void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns, const char *during);
-// What the last packets tell about a duck that does not answer.
-void hint_silent(const Link &link, duckhost_error *error);
 
 bool random_bytes(void *out, size_t bytes);
 

@@ -74,7 +74,7 @@ struct duckhost_options {
     uint32_t silence_ms;          /* [3000] a duck that owes an answer may be silent this long */
     uint32_t call_ms;             /* [30000] whole call, though the duck answers */
     uint32_t request_retry_us;    /* [20000] first repetition of a request, doubles */
-    uint32_t query_us;            /* [2000] first "where is my call?", doubles */
+    uint32_t query_us;            /* [2000] (or twice the usual time) "where is my call?", doubles */
     uint32_t retry_us_max;        /* [100000] longest time between two repetitions */
     uint32_t nack_us;             /* [300] a partly received result stalls this long -> NACK */
     uint32_t ping_ms;             /* [200] heartbeat period of an attached duck */

@@ -63,6 +63,10 @@ struct Link {
     LinkCalls calls;
     LinkStatus status;
 
+    // Since it was last heard: hints for the error text when it stays silent.
+    bool was_refused = false;      // ICMP "port unreachable"
+    bool sent_wrong_seals = false; // something there has another key
+
     bool is_attached() const { return session != 0; }
 };
 

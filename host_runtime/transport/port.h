@@ -34,6 +34,8 @@ struct ReceivedPacket {
 struct PortCounters {
     Counter packets_sent, packets_received, bytes_sent, bytes_received;
     Counter send_errors;
+    Counter too_large;  // packets that exceed the NIC's MTU
+    Counter last_errno; // of the last failed send, 0 after a successful one
 };
 
 class Port {

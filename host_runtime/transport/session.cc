@@ -155,6 +155,11 @@ void Domain::detach(Link &link, duckhost_code code, const char *reason) {
     fail(&error, code, static_cast<int>(link.index), "%s (%s) %s during a call", link.name,
          link.address_text, reason);
     link.calls.fail_all(*this, link, error);
+    if ((board_.ducks() >> link.index & 1) != 0) {
+        fail(&error, code, static_cast<int>(link.index), "%s (%s) %s", link.name, link.address_text,
+             reason);
+        board_.end_session(error);
+    }
     fail_requests(link, code, reason);
     link.bulk.fail_all(link, code, reason);
     link.session = 0;

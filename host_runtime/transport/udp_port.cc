@@ -144,7 +144,6 @@ class UdpPort final : public Port {
     int send_batch() {
         size_t count = entries_used_ - entries_sent_;
         if (count > kTransmitBatch) count = kTransmitBatch;
-        uint64_t bytes = 0;
         for (size_t i = 0; i < count; i++) {
             const Entry &entry = entry_[entries_sent_ + i];
             transmit_to_[i] = socket_address(entry.peer);
@@ -166,9 +165,13 @@ class UdpPort final : public Port {
                 return 0;
             }
             counters_.send_errors.add();
+            if (errno == EMSGSIZE) counters_.too_large.add();
+            counters_.last_errno.set(static_cast<uint64_t>(errno));
             return 1;
         }
+        uint64_t bytes = 0;
         for (int i = 0; i < sent; i++) bytes += transmit_part_[i].iov_len;
+        counters_.last_errno.set(0);
         counters_.packets_sent.add(static_cast<uint64_t>(sent));
         counters_.bytes_sent.add(bytes);
         return sent;

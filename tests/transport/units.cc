@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parts of the transport by themselves: cutting messages, adding results, injecting faults.
+//     units NAME        runs one check; prints what was not true
+#include <fault_port.h>
+#include <message.h>
+#include <sum.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+
+using namespace duckhost;
+
+namespace {
+
+void require(bool is_fine, const char *what) {
+    if (is_fine) return;
+    std::fprintf(stderr, "not true: %s\n", what);
+    std::exit(1);
+}
+
+// What is sent can be taken out; what is put in is received.
+class MemoryPort final : public Port {
+  public:
+    struct Packet {
+        std::string data;
+        Peer peer;
+    };
+    uint8_t *transmit_buffer() override { return buffer_; }
+    void transmit(uint32_t bytes, const Peer *peers, size_t count) override {
+        for (size_t i = 0; i < count; i++)
+            sent.push_back({std::string(reinterpret_cast<char *>(buffer_), bytes), peers[i]});
+    }
+    void flush() override {}
+    size_t receive(ReceivedPacket *out, size_t count_max) override {
+        size_t count = 0;
+        while (count < count_max && !incoming.empty()) {
+            handed_[count] = incoming.front();
+            incoming.pop_front();
+            Packet &packet = handed_[count];
+            out[count++] = {reinterpret_cast<uint8_t *>(packet.data.data()),
+                            static_cast<uint32_t>(packet.data.size()), packet.peer};
+        }
+        return count;
+    }
+    void wait(uint64_t) override {}
+    void wake() override {}
+    bool refused(Peer *) override { return false; }
+    const PortCounters &counters() const override { return counters_; }
+
+    std::deque<Packet> sent, incoming;
+
+  private:
+    uint8_t buffer_[kPacketRoom];
+    Packet handed_[kReceiveBatch];
+    PortCounters counters_;
+};
+
+const Peer kFirst{1, 10}, kSecond{2, 10};
+
+struct Bench {
+    MemoryPort *inner = new MemoryPort;
+    FaultPort port{std::unique_ptr<Port>(inner), {kFirst, kSecond}};
+
+    void send(int number, const Peer *peers, size_t count) {
+        uint8_t *buffer = port.transmit_buffer();
+        std::memset(buffer, number, 100);
+        port.transmit(100, peers, count);
+    }
+    // Until nothing is held back any more (the longest hold is well below this).
+    void settle() {
+        const uint64_t end = now_ns() + 5 * kMillisecond;
+        while (now_ns() < end) port.flush();
+    }
+    std::string receive_all() {
+        std::string numbers;
+        ReceivedPacket batch[kReceiveBatch];
+        const uint64_t end = now_ns() + 5 * kMillisecond;
+        while (now_ns() < end)
+            for (size_t i = 0, got = port.receive(batch, kReceiveBatch); i < got; i++)
+                numbers += static_cast<char>(batch[i].data[0]);
+        return numbers;
+    }
+};
+
+std::string sent_numbers(const Bench &bench) {
+    std::string numbers;
+    for (const MemoryPort::Packet &packet : bench.inner->sent) numbers += packet.data[0];
+    return numbers;
+}
+
+void check_off() {
+    Bench bench;
+    const Peer both[] = {kFirst, kSecond};
+    bench.send(65, both, 2);
+    require(sent_numbers(bench) == "AA", "without faults packets pass at once");
+    bench.inner->incoming.push_back({std::string(10, 'x'), kFirst});
+    require(bench.receive_all() == "x", "and arrive");
+}
+
+std::string run_with(const duckhost_faults &faults, uint64_t seed) {
+    Bench bench;
+    bench.port.set(faults, seed, 0);
+    for (int i = 0; i < 60; i++) bench.send(65 + i, &kFirst, 1);
+    bench.settle();
+    for (int i = 0; i < 60; i++)
+        bench.inner->incoming.push_back({std::string(100, static_cast<char>(65 + i)), kSecond});
+    return sent_numbers(bench) + "|" + bench.receive_all();
+}
+
+void check_seed() {
+    duckhost_faults faults{};
+    faults.drop = 0.3;
+    const std::string one = run_with(faults, 1);
+    require(one == run_with(faults, 1), "the same seed drops the same packets");
+    require(one != run_with(faults, 2), "another seed drops others");
+    require(one.size() > 60 && one.size() < 110, "about three in ten are dropped, both ways");
+}
+
+void check_all_or_nothing() {
+    duckhost_faults faults{};
+    faults.drop = 1;
+    require(run_with(faults, 1) == "|", "drop 1 drops everything");
+    faults.drop = 0;
+    faults.duplicate = 1;
+    require(run_with(faults, 1).size() == 4 * 60 + 1, "duplicate 1 doubles everything");
+}
+
+void check_reorder() {
+    duckhost_faults faults{};
+    faults.reorder = 0.5;
+    Bench bench;
+    bench.port.set(faults, 3, 0);
+    for (int i = 0; i < 60; i++) bench.send(65 + i, &kFirst, 1);
+    bench.settle();
+    std::string numbers = sent_numbers(bench);
+    std::string sorted;
+    for (int i = 0; i < 60; i++) sorted += static_cast<char>(65 + i);
+    require(numbers != sorted, "the order has changed");
+    std::map<char, int> seen;
+    for (char number : numbers) seen[number]++;
+    require(numbers.size() == 60 && seen.size() == 60, "and nothing is lost or repeated");
+    require(bench.port.fault_counters().reordered.get() > 10, "it is counted");
+}
+
+void check_corrupt() {
+    duckhost_faults faults{};
+    faults.corrupt = 1;
+    Bench bench;
+    bench.port.set(faults, 4, 0);
+    const Peer both[] = {kFirst, kSecond};
+    for (int i = 0; i < 20; i++) bench.send(85, both, 2);
+    bench.settle();
+    require(bench.inner->sent.size() == 40, "all are sent");
+    for (const MemoryPort::Packet &packet : bench.inner->sent) {
+        int bits = 0;
+        for (char byte : packet.data) bits += __builtin_popcount(static_cast<uint8_t>(byte) ^ 85u);
+        require(bits == 1, "exactly one bit differs");
+    }
+}
+
+void check_cut() {
+    Bench bench;
+    bench.port.set({}, 1, 2); // the second duck
+    const Peer both[] = {kFirst, kSecond};
+    bench.send(65, both, 2);
+    bench.settle();
+    require(bench.inner->sent.size() == 1 && bench.inner->sent[0].peer == kFirst,
+            "only the first duck gets it");
+    bench.inner->incoming.push_back({std::string(10, 'a'), kFirst});
+    bench.inner->incoming.push_back({std::string(10, 'b'), kSecond});
+    require(bench.receive_all() == "a", "and only the first is heard");
+    require(bench.port.fault_counters().cut.get() == 2, "both are counted");
+    bench.port.set({}, 1, 0);
+    bench.send(66, both, 2);
+    require(bench.inner->sent.size() == 3, "afterwards all is as before");
+}
+
+void check_cutting() {
+    std::string data(100'000, 0);
+    for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<char>(i * 7 + i / 251);
+    const duck_result_prefix prefix{1, 2};
+    for (uint32_t bytes : {0u, 1u, 1407u, 1408u, 1409u, 99'999u, 100'000u}) {
+        for (uint32_t stride : {64u, 1344u, 1408u, 8896u}) {
+            Message message;
+            message.type = DUCK_MSG_RESULT;
+            message.sequence = 9;
+            message.data = reinterpret_cast<const uint8_t *>(data.data());
+            message.bytes = bytes;
+            message.stride = static_cast<uint16_t>(stride);
+            message.prefix = &prefix;
+            std::string joined;
+            for (uint32_t i = 0; i < fragment_count(message); i++) {
+                uint8_t packet[kPacketRoom];
+                const uint32_t size = build_fragment(packet, message, i, 5, DUCK_KEY_SESSION);
+                duck_packet_header header;
+                require(duck_packet_check(packet, size, &header) == DUCK_CHECK_OK, "it is valid");
+                require(header.session == 5 && header.sequence == 9, "its numbers are right");
+                const size_t front = sizeof header + sizeof prefix;
+                joined.append(reinterpret_cast<char *>(packet) + front, size - front);
+            }
+            require(joined == data.substr(0, bytes), "the fragments join to the message");
+        }
+    }
+}
+
+void check_sums() {
+    alignas(64) float parts[3][37];
+    alignas(64) uint16_t halves[3][37];
+    for (int duck = 0; duck < 3; duck++) {
+        for (int i = 0; i < 37; i++) {
+            parts[duck][i] = 1.0f / static_cast<float>(3 + 5 * duck + i);
+            uint32_t word;
+            std::memcpy(&word, &parts[duck][i], sizeof word);
+            halves[duck][i] = static_cast<uint16_t>(word >> 16);
+        }
+    }
+    parts[0][3] = -0.0f;
+    parts[1][3] = parts[2][3] = -0.0f;
+    float out[37], wide[37];
+    for (int duck = 0; duck < 3; duck++) {
+        sum_f32(out, reinterpret_cast<uint8_t *>(parts[duck]), 37, duck == 0);
+        sum_bf16(wide, reinterpret_cast<uint8_t *>(halves[duck]), 37, duck == 0);
+    }
+    auto widened = [&](int duck, int i) {
+        const uint32_t word = static_cast<uint32_t>(halves[duck][i]) << 16;
+        float value;
+        std::memcpy(&value, &word, sizeof value);
+        return value;
+    };
+    for (int i = 0; i < 37; i++) {
+        const float expected = (parts[0][i] + parts[1][i]) + parts[2][i];
+        require(std::memcmp(&out[i], &expected, sizeof expected) == 0, "float32: bits in order");
+        const float half = (widened(0, i) + widened(1, i)) + widened(2, i);
+        require(std::memcmp(&wide[i], &half, sizeof half) == 0, "bf16: bits in order");
+    }
+}
+
+} // namespace
+
+int main(int count, char **words) {
+    const std::map<std::string, std::function<void()>> checks = {
+        {"off", check_off},         {"seed", check_seed}, {"all_or_nothing", check_all_or_nothing},
+        {"reorder", check_reorder}, {"cut", check_cut},   {"corrupt", check_corrupt},
+        {"cutting", check_cutting}, {"sums", check_sums}};
+    require(count == 2, "usage: units NAME");
+    const auto found = checks.find(words[1]);
+    require(found != checks.end(), "there is a check of this name");
+    found->second();
+    return 0;
+}
