@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,8 @@ DTYPES = {wire.Dtype.F32: torch.float32, wire.Dtype.BF16: torch.bfloat16}
 ALIGN = 64
 # A long call is cut into messages of EXPERTS_TOKENS_MAX tokens; this many of them travel at once.
 PARTS_IN_FLIGHT = 2
+# Decoding uses one or two layouts, prefill one more and a remainder.
+MESSAGES_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -75,51 +78,47 @@ class MessageLayout:
         return self.activation_offset + element * self.tokens * self.hidden
 
 
-class MessageBuffer:
-    """One reusable buffer in which CALL messages are put together; the transport copies them."""
+class CallMessage:
+    """A CALL message of one layout, filled again for each call; the transport copies it.
 
-    def __init__(self, largest: MessageLayout) -> None:
-        self._bytes = torch.zeros(largest.size_bytes + ALIGN, dtype=torch.uint8)
-        skip = -self._bytes.data_ptr() % ALIGN
-        self._bytes = self._bytes[skip : skip + largest.size_bytes]
+    Header, padding and views are made once, so that filling is three tensor copies.
+    """
+
+    def __init__(self, layout: MessageLayout, result_dtype: wire.Dtype) -> None:
+        whole = torch.zeros(layout.size_bytes + ALIGN, dtype=torch.uint8)
+        skip = -whole.data_ptr() % ALIGN
+        self._bytes = whole[skip : skip + layout.size_bytes]
+        self.size_bytes = layout.size_bytes
         self.address = self._bytes.data_ptr()
         self._header = wire.ExpertsCall.from_address(self.address)
+        self._header.magic = wire.EXPERTS_CALL_MAGIC
+        self._header.token_count, self._header.top_k = layout.tokens, layout.top_k
+        self._header.hidden_size = layout.hidden
+        self._header.activation_dtype = layout.dtype
+        self._header.result_dtype = result_dtype
+        self._header.activation_offset = layout.activation_offset
+        places, row = (layout.tokens, layout.top_k), (layout.tokens, layout.hidden)
+        # int16 holds the same 16 bits as the uint16 of the message.
+        self._ids = self._view(layout.ids_offset, torch.int16, places)
+        self._weights = self._view(layout.weights_offset, torch.float32, places)
+        self._rows = self._view(layout.activation_offset, DTYPES[layout.dtype], row)
 
     def fill(
-        self,
-        layout: MessageLayout,
-        layer: int,
-        result_dtype: wire.Dtype,
-        hidden: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-    ) -> int:
-        """Write one message; returns its size in bytes. hidden [T, H], ids and weights [T, k]."""
-        header = self._header
-        header.magic = wire.EXPERTS_CALL_MAGIC
-        header.layer = layer
-        header.token_count, header.top_k = layout.tokens, layout.top_k
-        header.hidden_size = layout.hidden
-        header.activation_dtype, header.result_dtype = layout.dtype, result_dtype
-        header.activation_offset = layout.activation_offset
-        places = layout.tokens * layout.top_k
-        ids_end = layout.ids_offset + 2 * places
-        weights_end = layout.weights_offset + 4 * places
-        # int16 holds the same 16 bits as the uint16 of the message.
-        self._view(layout.ids_offset, ids_end, torch.int16).copy_(ids.reshape(-1))
-        self._bytes[ids_end : layout.weights_offset] = 0
-        self._view(layout.weights_offset, weights_end, torch.float32).copy_(weights.reshape(-1))
-        self._bytes[weights_end : layout.activation_offset] = 0
-        rows = self._view(layout.activation_offset, layout.size_bytes, DTYPES[layout.dtype])
-        rows.copy_(hidden.reshape(-1))
-        return layout.size_bytes
+        self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """hidden [T, H], ids and weights [T, k]; any dtype, any device."""
+        self._header.layer = layer
+        self._ids.copy_(ids)
+        self._weights.copy_(weights)
+        self._rows.copy_(hidden)
 
-    def raw(self, size_bytes: int) -> bytes:
-        """A copy of the first bytes, to look at."""
-        return ctypes.string_at(self.address, size_bytes)
+    def raw(self) -> bytes:
+        """A copy of the message, to look at."""
+        return ctypes.string_at(self.address, self.size_bytes)
 
-    def _view(self, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._bytes[begin:end].view(dtype)
+    def _view(self, begin: int, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
+        end = begin + dtype.itemsize * shape[0] * shape[1]
+        return self._bytes[begin:end].view(dtype).view(shape)
 
 
 class RemoteExperts:
@@ -139,8 +138,8 @@ class RemoteExperts:
         tokens = min(self._options.tokens_max, _tokens_that_fit(self._cache, self._options))
         self._tokens_max = tokens
         largest = self._layout(tokens, wire.EXPERTS_TOP_K_MAX)
-        self._buffer = MessageBuffer(largest)
-        self._credit = threading.Condition()  # guards the buffer; told of each finished call
+        self._messages: OrderedDict[tuple[int, int], CallMessage] = OrderedDict()
+        self._credit = threading.Condition()  # guards the messages; told of each finished call
         self._transport = connect(fleet, library, _transport_options(self._options))
         self._manager = FleetManager(
             fleet,
@@ -207,15 +206,14 @@ class RemoteExperts:
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> int:
         """Send one message; returns its ticket. Waits while the ducks' credit is used up."""
-        layout = self._layout(hidden.shape[0], ids.shape[1])
         give_up = time.monotonic() + self._options.call_deadline_ms / 1000
-        result_dtype = self._options.result_dtype
         with self._credit:
             while True:
-                # Filled anew after each wait: another thread may have used the buffer meanwhile.
-                size = self._buffer.fill(layout, layer, result_dtype, hidden, ids, weights)
+                # Filled anew after each wait: another thread may have used the message meanwhile.
+                message = self._message(hidden.shape[0], ids.shape[1])
+                message.fill(layer, hidden, ids, weights)
                 try:
-                    return self._transport.submit(self._buffer.address, size)
+                    return self._transport.submit(message.address, message.size_bytes)
                 except TransportError as error:
                     left = give_up - time.monotonic()
                     if left <= 0 or not self._is_out_of_credit(error):
@@ -286,6 +284,17 @@ class RemoteExperts:
                 return ExpertsUnavailableError(problem.message, problem.duck_names)
         return ExpertsUnavailableError(f"{error.message} (layer {layer})", names, error.hint)
 
+    def _message(self, tokens: int, top_k: int) -> CallMessage:
+        """The message of this layout; the MESSAGES_KEPT last used ones are kept."""
+        message = self._messages.pop((tokens, top_k), None)
+        if message is None:
+            layout = self._layout(tokens, top_k)
+            message = CallMessage(layout, self._options.result_dtype)
+            if len(self._messages) >= MESSAGES_KEPT:
+                self._messages.popitem(last=False)
+        self._messages[tokens, top_k] = message
+        return message
+
     def _layout(self, tokens: int, top_k: int) -> MessageLayout:
         hidden, dtype = self._cache.hidden_size, self._options.activation_dtype
         return MessageLayout(tokens, top_k, hidden, dtype)
@@ -306,10 +315,10 @@ class RemotePending:
         self._experts = experts
         self._layer = layer
         self._shape = hidden.shape
-        self._parts = [
-            (hidden[i : i + tokens_max], ids[i : i + tokens_max], weights[i : i + tokens_max])
-            for i in range(0, len(hidden), tokens_max)
-        ]
+        self._parts = [(hidden, ids, weights)]
+        if hidden.shape[0] > tokens_max:
+            parts = (torch.split(tensor, tokens_max) for tensor in (hidden, ids, weights))
+            self._parts = list(zip(*parts, strict=True))
         self._tickets: list[int] = []
         self._sent = 0
         self._send_more()
@@ -319,9 +328,9 @@ class RemotePending:
         result = torch.empty(self._shape, dtype=torch.float32)
         row = 0
         for hidden, _, _ in self._parts:
-            ticket = self._tickets.pop(0)
-            self._experts.receive_part(self._layer, ticket, result[row : row + len(hidden)])
-            row += len(hidden)
+            end = row + hidden.shape[0]
+            self._experts.receive_part(self._layer, self._tickets.pop(0), result[row:end])
+            row = end
             self._send_more()
         self._parts = []
         return result

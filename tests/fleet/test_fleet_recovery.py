@@ -105,6 +105,7 @@ def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
         works_again(remote, expected)
 
 
+@pytest.mark.slow
 def test_two_ducks_die_and_come_back_one_after_the_other(tmp_path: Path) -> None:
     with serving(tmp_path, 3) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
@@ -136,6 +137,7 @@ def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
         works_again(remote, expected)
 
 
+@pytest.mark.slow
 def test_many_restarts_leave_nothing_behind(tmp_path: Path) -> None:
     options = RemoteOptions(call_deadline_ms=600)
     with serving(tmp_path, 2, options) as (ducks, remote):
@@ -152,6 +154,7 @@ def test_many_restarts_leave_nothing_behind(tmp_path: Path) -> None:
         assert threading.active_count() < 12
 
 
+@pytest.mark.slow
 def test_a_duck_that_stays_away_costs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_duck_that_stays_away_costs_nothing(
         assert used < 2.5
 
 
+@pytest.mark.slow
 def test_closing_while_a_duck_is_away_is_quick(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as (ducks, remote):
         ducks[1].kill()

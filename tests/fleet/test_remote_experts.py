@@ -15,7 +15,7 @@ from random_experts import RandomExperts, random_call
 from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
-from host_runtime.experts.remote import MessageBuffer, MessageLayout, RemoteExperts, RemoteOptions
+from host_runtime.experts.remote import CallMessage, MessageLayout, RemoteExperts, RemoteOptions
 from host_runtime.transport import Faults
 
 SEED = 11
@@ -207,23 +207,16 @@ def test_wrong_calls_are_refused_before_they_travel(tmp_path: Path) -> None:
 
 
 def test_message_layout() -> None:
-    """Bytes of a message as experts.h draws them, read back field by field."""
+    """Bytes of a message as experts.h draws them, read back field by field, filled twice."""
     layout = MessageLayout(tokens=3, top_k=3, hidden=128, dtype=wire.Dtype.F32)
-    buffer = MessageBuffer(MessageLayout(8, 16, 128, wire.Dtype.F32))
+    message = CallMessage(layout, wire.Dtype.BF16)
     generator = torch.Generator().manual_seed(SEED)
     hidden = torch.randn(3, 128, generator=generator)
     ids = torch.tensor([[0, 1, 2], [40000, 3, 4], [5, 6, 65534]])
     weights = torch.rand(3, 3, generator=generator)
-    buffer.fill(
-        MessageLayout(8, 16, 128, wire.Dtype.F32),
-        1,
-        wire.Dtype.F32,
-        torch.full((8, 128), -1.0),
-        torch.full((8, 16), 9),
-        torch.full((8, 16), -1.0),
-    )
-    size = buffer.fill(layout, 77, wire.Dtype.BF16, hidden, ids, weights)
-    raw = buffer.raw(size)
+    message.fill(1, torch.full((3, 128), -1.0), torch.full((3, 3), 9), torch.full((3, 3), -1.0))
+    message.fill(77, hidden, ids, weights)
+    raw = message.raw()
     header = wire.ExpertsCall.from_buffer_copy(raw)
     assert (header.magic, header.layer) == (wire.EXPERTS_CALL_MAGIC, 77)
     assert (header.token_count, header.top_k, header.hidden_size) == (3, 3, 128)
@@ -235,4 +228,4 @@ def test_message_layout() -> None:
     assert raw[56:92] == weights.numpy().tobytes()
     assert raw[92:128] == bytes(36)
     assert raw[128:] == hidden.numpy().tobytes()
-    assert size == 128 + 4 * 3 * 128
+    assert message.address % 64 == 0
