@@ -32,6 +32,7 @@
 #include "../core/elf.h"
 
 #define GUARD_BYTES (64u << 10)
+#define MAP_ALIGN (2u << 20)
 #define STACK_PITCH (GUARD_BYTES + DUCK_KERNEL_STACK_BYTES)
 #define SIGNAL_STACK_BYTES (64u << 10)
 #define WAIT_SPINS 200
@@ -278,9 +279,18 @@ static void *thread_main(void *argument) {
 
 /* ---- preparation ----------------------------------------------------------------------------- */
 
+/* Map a file (fd >= 0) or fresh zeros, with at least GUARD_BYTES of forbidden addresses on both sides,
+ * so that a kernel that runs over an end meets a fault and not its neighbour. Starts at a multiple of
+ * 2 MiB, as huge pages need. */
 static void *map(uint64_t bytes, int protection, int fd, const char *what) {
-    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
-    void *memory = mmap(NULL, bytes, protection, flags, fd, 0);
+    const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    uint64_t room = bytes + GUARD_BYTES + 2 * MAP_ALIGN;
+    uint8_t *fence = mmap(NULL, room, PROT_NONE, anonymous, -1, 0);
+    if (fence == MAP_FAILED) fail_start(DUCK_ERR_NO_MEMORY, what);
+    uint64_t place = (uint64_t)(uintptr_t)fence + GUARD_BYTES;
+    place = (place + MAP_ALIGN - 1) & ~(uint64_t)(MAP_ALIGN - 1);
+    void *memory = mmap((void *)(uintptr_t)place, bytes, protection,
+                        MAP_FIXED | (fd < 0 ? anonymous : MAP_SHARED), fd, 0);
     if (memory == MAP_FAILED) fail_start(DUCK_ERR_NO_MEMORY, what);
     return memory;
 }
@@ -290,11 +300,8 @@ static void load_kernel(void) {
     const uint8_t *file = map(setup.elf_bytes, PROT_READ, SESSION_FD_ELF, "mapping the ELF failed");
     if (elf_check(file, setup.elf_bytes, &plan) != ELF_OK)
         fail_start(DUCK_ERR_BAD_ELF, "the ELF changed while the session started");
-    /* Unmapped pages around and between the segments catch stray accesses. */
-    uint8_t *memory = map(plan.span + 2 * GUARD_BYTES, PROT_READ | PROT_WRITE, -1, "no memory");
-    uint8_t *base = memory + GUARD_BYTES;
+    uint8_t *base = map(plan.span, PROT_READ | PROT_WRITE, -1, "no memory for the kernel");
     elf_load(file, &plan, base, (uint64_t)(uintptr_t)base);
-    mprotect(memory, GUARD_BYTES, PROT_NONE);
     uint64_t done = 0;
     for (uint32_t i = 0; i < plan.segment_count; i++) {
         const struct elf_segment *segment = &plan.segment[i];
@@ -308,7 +315,6 @@ static void load_kernel(void) {
             fail_start(DUCK_ERR_INTERNAL, "protecting a segment failed");
         done = end;
     }
-    mprotect(base + done, plan.span + GUARD_BYTES - done, PROT_NONE);
     elf_base = (uint64_t)(uintptr_t)base;
     elf_span = plan.span;
     elf_entry = plan.entry;

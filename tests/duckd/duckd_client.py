@@ -35,13 +35,36 @@ FRESH = LAST = TAKEOVER = 1
 STRIDE = 1408
 PREFIX_BYTES = {WRITE: 16, RESULT: 8}
 
-STATS_FIELDS = (
-    "packets_received packets_sent bytes_received bytes_sent dropped_short dropped_magic "
-    "dropped_version dropped_type dropped_size dropped_mac dropped_replay dropped_session "
-    "dropped_limit calls_started calls_finished calls_repeated nacks_sent nacks_received "
-    "queries_received results_resent kernel_ns_total kernel_ns_max queue_ns_total write_bytes "
-    "commits sessions_opened sessions_faulted uptime_ns"
-).split()
+STATS_FIELDS = [
+    "packets_received",
+    "packets_sent",
+    "bytes_received",
+    "bytes_sent",
+    "dropped_short",
+    "dropped_magic",
+    "dropped_version",
+    "dropped_type",
+    "dropped_size",
+    "dropped_mac",
+    "dropped_replay",
+    "dropped_session",
+    "dropped_limit",
+    "calls_started",
+    "calls_finished",
+    "calls_repeated",
+    "nacks_sent",
+    "nacks_received",
+    "queries_received",
+    "results_resent",
+    "kernel_ns_total",
+    "kernel_ns_max",
+    "queue_ns_total",
+    "write_bytes",
+    "commits",
+    "sessions_opened",
+    "sessions_faulted",
+    "uptime_ns",
+]
 
 
 class DuckSilentError(AssertionError):
@@ -91,7 +114,8 @@ def parse_done(payload: bytes) -> Done:
 
 
 def parse_fault(payload: bytes) -> Fault:
-    return Fault(*struct.unpack_from("<IIIIQQ", payload), text_of(payload[32:]))
+    status, kind, core, call, address, instruction = struct.unpack_from("<IIIIQQ", payload)
+    return Fault(status, kind, core, call, address, instruction, text_of(payload[32:]))
 
 
 def ranges_of(payload: bytes) -> list[tuple[int, int]]:
@@ -134,9 +158,8 @@ def build(
         message_bytes = len(payload) - PREFIX_BYTES.get(type_, 0)
     if payload_bytes is None:
         payload_bytes = len(payload)
-    fields = (magic, version, type_, key, reserved, session, sequence, message_bytes, index)
-    fields += (stride, payload_bytes, reserved2, counter)
-    return HEADER.pack(*fields, bytes(16)) + payload
+    front = (magic, version, type_, key, reserved, session, sequence, message_bytes, index)
+    return HEADER.pack(*front, stride, payload_bytes, reserved2, counter, bytes(16)) + payload
 
 
 def with_mac(packet: bytes, mac: bytes) -> bytes:
@@ -197,9 +220,7 @@ class Client:
         return with_mac(packet, gmac(self.domain_key, self.domain_counter, tag, packet))
 
     def send(self, type_: int, payload: bytes, sequence: int, **fields: int) -> int:
-        packet = self.seal(
-            build(type_, payload, session=self.session, sequence=sequence, **fields)
-        )
+        packet = self.seal(build(type_, payload, session=self.session, sequence=sequence, **fields))
         self.send_raw(packet)
         return len(packet)
 

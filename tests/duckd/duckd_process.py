@@ -16,11 +16,24 @@ from duckctl.native import native_path
 
 KERNELS = Path(__file__).parent / "kernels"
 ROOT = Path(__file__).resolve().parents[2]
-KERNEL_FLAGS = (
-    "-std=gnu11 -O1 -g0 -ffreestanding -fPIE -fno-stack-protector -nostdlib -static-pie "
-    "-fcf-protection=none -Wall -Wextra -Werror -Wl,--no-dynamic-linker -Wl,-e,entry "
-    "-Wl,-z,noexecstack -Wl,--build-id=none"
-).split()
+KERNEL_FLAGS = [
+    "-std=gnu11",
+    "-O1",
+    "-g0",
+    "-ffreestanding",
+    "-fPIE",
+    "-fno-stack-protector",
+    "-nostdlib",
+    "-static-pie",
+    "-fcf-protection=none",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wl,--no-dynamic-linker",
+    "-Wl,-e,entry",
+    "-Wl,-z,noexecstack",
+    "-Wl,--build-id=none",
+]
 
 
 chosen_binary: Path | None = None  # set by pytest --duckd
@@ -89,11 +102,11 @@ class DuckProcess:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208
 
-    def resident_kb(self) -> int:
+    def resident_kb(self, kind: str = "VmRSS") -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(kind + ":"):
                 return int(line.split()[1])
-        raise AssertionError("no VmRSS")
+        raise AssertionError(f"no {kind}")
 
     def stop(self) -> int:
         if self.process.poll() is None:

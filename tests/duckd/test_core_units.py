@@ -1,5 +1,5 @@
-"""Proves the portable core alone, under the address and undefined-behaviour sanitizers: its rules on
-a fake platform, and that no packet, kernel or ELF makes it break them."""
+"""Proves the portable core alone, under the address and undefined-behaviour sanitizers: its rules
+on a fake platform, and that no packet, kernel or ELF makes it break them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ import pytest
 from duckd_process import ROOT
 
 HERE = Path(__file__).parent
-FLAGS = (
-    "-std=c11 -D_GNU_SOURCE -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -Wall "
-    "-Wextra -Werror -Wconversion -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes"
-).split()
+FLAGS = [
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-g",
+    "-O1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wconversion",
+    "-Wshadow",
+    "-Wvla",
+    "-Wstrict-prototypes",
+    "-Wmissing-prototypes",
+]
 
 
 INCLUDES = [f"-I{ROOT / p}" for p in ("images/core", "kernels/include", "kernels/wire")]
@@ -23,7 +35,16 @@ INCLUDES = [f"-I{ROOT / p}" for p in ("images/core", "kernels/include", "kernels
 def compile_to(folder: Path, sources: list[Path]) -> list[Path]:
     objects = [folder / f"{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):
-        command = ["gcc", *FLAGS, *INCLUDES, f"-I{HERE}", "-c", source, "-o", target]
+        command: list[str | Path] = [
+            "gcc",
+            *FLAGS,
+            *INCLUDES,
+            f"-I{HERE}",
+            "-c",
+            source,
+            "-o",
+            target,
+        ]
         subprocess.run(command, check=True)
     return objects
 
@@ -37,19 +58,29 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("test_core", "fuzz_core"):
         own = compile_to(folder, [HERE / f"{name}.c"])
         built[name] = folder / name
-        command = ["gcc", *FLAGS, *common, *own, "-l:libbearssl.a", "-o", built[name]]
+        command: list[str | Path] = [
+            "gcc",
+            *FLAGS,
+            *common,
+            *own,
+            "-l:libbearssl.a",
+            "-o",
+            built[name],
+        ]
         subprocess.run(command, check=True)
     return built
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_rules_of_the_core(programs: dict[str, Path], seed: int) -> None:
-    done = subprocess.run([programs["test_core"], str(seed)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [programs["test_core"], str(seed)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run_fuzz(program: Path, seed: int, seconds: int) -> None:
-    command = [program, str(seed), str(seconds)]
+    command: list[str | Path] = [program, str(seed), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120)
     assert done.returncode == 0, done.stdout[-200:] + done.stderr
     assert " 0 calls finished" not in done.stdout, "the fuzzer no longer gets through to a session"
@@ -70,9 +101,11 @@ def test_core_is_freestanding(tmp_path: Path) -> None:
     for source in sorted((ROOT / "images/core").glob("*.c")):
         objects.append(tmp_path / f"{source.stem}.o")
         flags = ["-std=c11", "-O2", "-ffreestanding", "-fno-stack-protector", *INCLUDES]
-        subprocess.run(["gcc", *flags, "-c", source, "-o", objects[-1]], check=True)
+        command: list[str | Path] = ["gcc", *flags, "-c", source, "-o", objects[-1]]
+        subprocess.run(command, check=True)
     joined = tmp_path / "joined.o"
-    subprocess.run(["ld", "-r", *objects, "-o", joined], check=True)
+    command = ["ld", "-r", *objects, "-o", joined]
+    subprocess.run(command, check=True)
     listed = subprocess.run(["nm", "-u", joined], check=True, capture_output=True, text=True)
     needed = {line.split()[-1] for line in listed.stdout.splitlines()}
     own = {name for name in needed if name.startswith(("plat_", "duck_"))}

@@ -42,11 +42,9 @@ def transfer(client: Client, data: bytes, chunk: int, stride: int, noise: random
 
 
 @pytest.mark.parametrize(("chunk", "stride"), [(65536, 1344), (10000, 64), (1 << 20, 8896)])
-def test_lost_repeated_and_reordered_fragments(
-    duck: DuckProcess, chunk: int, stride: int
-) -> None:
+def test_lost_repeated_and_reordered_fragments(duck: DuckProcess, chunk: int, stride: int) -> None:
     seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201
     noise = random.Random(seed)
     data = noise.randbytes(300_007 if stride > 64 else 60_007)
     with duck.client() as client:
@@ -151,22 +149,22 @@ def test_commits_that_do_not_fit_are_named(duck: DuckProcess) -> None:
 
 
 def test_memory_limit(tmp_path: Path) -> None:
-    with DuckProcess(tmp_path, "--memory-limit", str(8 << 20), "--huge-pages", "never") as duck:
-        with duck.client() as client:
-            most = struct.unpack_from("<Q", client.info, 168)[0]
-            assert 7 << 20 < most < 8 << 20
-            reply = client.reserve(WEIGHTS_REGION, most + 1)
-            assert (reply.status, reply.value) == (wire.NO_MEMORY, most)
-            assert client.reserve(WEIGHTS_REGION, 1 << 62).status == wire.NO_MEMORY
-            assert client.reserve(WEIGHTS_REGION, (1 << 64) - 1).status == wire.NO_MEMORY
-            assert client.reserve(WEIGHTS_REGION, most).status == wire.OK
-            # The kernel region shares the limit.
-            assert client.reserve(wire.KERNEL_REGION, 1 << 20).status == wire.NO_MEMORY
-            assert client.reserve(WEIGHTS_REGION, 1 << 20).status == wire.OK
-            assert client.reserve(wire.KERNEL_REGION, 1 << 20).status == wire.OK
-            assert client.reserve(wire.KERNEL_REGION, (4 << 20) + 1).status == wire.BAD_REQUEST
-            assert client.reserve(2, 1).status == wire.BAD_REQUEST
-            assert client.reserve(WEIGHTS_REGION, 1 << 20, 2).status == wire.BAD_REQUEST
+    limits = ("--memory-limit", str(8 << 20), "--huge-pages", "never")
+    with DuckProcess(tmp_path, *limits) as duck, duck.client() as client:
+        most = struct.unpack_from("<Q", client.info, 168)[0]
+        assert 7 << 20 < most < 8 << 20
+        reply = client.reserve(WEIGHTS_REGION, most + 1)
+        assert (reply.status, reply.value) == (wire.NO_MEMORY, most)
+        assert client.reserve(WEIGHTS_REGION, 1 << 62).status == wire.NO_MEMORY
+        assert client.reserve(WEIGHTS_REGION, (1 << 64) - 1).status == wire.NO_MEMORY
+        assert client.reserve(WEIGHTS_REGION, most).status == wire.OK
+        # The kernel region shares the limit.
+        assert client.reserve(wire.KERNEL_REGION, 1 << 20).status == wire.NO_MEMORY
+        assert client.reserve(WEIGHTS_REGION, 1 << 20).status == wire.OK
+        assert client.reserve(wire.KERNEL_REGION, 1 << 20).status == wire.OK
+        assert client.reserve(wire.KERNEL_REGION, (4 << 20) + 1).status == wire.BAD_REQUEST
+        assert client.reserve(2, 1).status == wire.BAD_REQUEST
+        assert client.reserve(WEIGHTS_REGION, 1 << 20, 2).status == wire.BAD_REQUEST
 
 
 def test_ping_is_answered_while_hashing(duck: DuckProcess) -> None:

@@ -77,7 +77,7 @@ def test_four_calls_in_flight(duck: DuckProcess, kernel: Kernel) -> None:
 def test_lost_repeated_and_reordered_fragments(duck: DuckProcess, kernel: Kernel) -> None:
     """Only what the duck asks for is sent again; lost results are fetched by NACK and QUERY."""
     seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201
     noise = random.Random(seed)
     with duck.serving(kernel("echo")) as client:
         for _ in range(30):

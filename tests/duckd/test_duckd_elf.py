@@ -1,4 +1,5 @@
-"""Proves that the loader refuses each kind of malformed kernel by name, and loads what is in order."""
+"""Proves that the loader refuses each kind of malformed kernel by name, and loads what is in
+order."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ class Elf:
 
     data: bytearray
 
-    FIELDS = ("type", "flags", "offset", "address", "physical", "file_bytes", "memory_bytes", "align")
+    FIELDS = (
+        "type",
+        "flags",
+        "offset",
+        "address",
+        "physical",
+        "file_bytes",
+        "memory_bytes",
+        "align",
+    )
 
     def headers(self) -> list[dict[str, int]]:
         offset, count = struct.unpack_from("<Q", self.data, 32)[0], self.data[56]
@@ -41,7 +51,7 @@ class Elf:
         PHDR.pack_into(self.data, offset, *(header[name] for name in self.FIELDS))
 
     def code(self) -> int:
-        return [i for i, h in enumerate(self.headers()) if h["type"] == LOAD and h["flags"] & 1][0]
+        return next(i for i, h in enumerate(self.headers()) if h["type"] == LOAD and h["flags"] & 1)
 
     def dynamic(self, tag: int, value: int) -> None:
         """Put an entry in the place of the first one."""
@@ -83,6 +93,12 @@ def second_note(elf: Elf) -> None:
     elf.set(elf.find(GNU_STACK), **elf.headers()[elf.find(NOTE)])
 
 
+def no_segments(elf: Elf) -> None:
+    for index, header in enumerate(elf.headers()):
+        if header["type"] == LOAD:
+            elf.set(index, type=0)
+
+
 def turn(type_: int) -> Callable[[Elf], None]:
     return lambda elf: elf.set(elf.find(GNU_STACK), type=type_)
 
@@ -117,10 +133,7 @@ MALFORMED: dict[str, tuple[Callable[[Elf], None], str]] = {
     "huge segment": (huge, "64 MiB"),
     "segment far away": (lambda e: e.set(e.find(LOAD, -1), address=1 << 62), "64 MiB"),
     "overlapping segments": (overlap, "share a page"),
-    "no segments": (
-        lambda e: [e.set(e.find(LOAD), type=0) for h in e.headers() if h["type"] == LOAD] and None,
-        "no PT_LOAD",
-    ),
+    "no segments": (no_segments, "no PT_LOAD"),
     "entry in data": (lambda e: put(e, 24, "<Q", 0), "entry point"),
     "entry outside": (lambda e: put(e, 24, "<Q", 1 << 50), "entry point"),
     "dynamic section beyond the end": (
@@ -206,9 +219,7 @@ def test_every_truncation_is_refused(client: Client, good: bytes) -> None:
         (["-static-pie", "-Wl,-z,execstack"], "executable stack"),
     ],
 )
-def test_real_linker_mistakes(
-    client: Client, tmp_path: Path, flags: list[str], words: str
-) -> None:
+def test_real_linker_mistakes(client: Client, tmp_path: Path, flags: list[str], words: str) -> None:
     target = tmp_path / "kernel.elf"
     command = ["gcc", "-O1", "-ffreestanding", "-fPIE", "-nostdlib", "-fno-stack-protector"]
     command += [f"-I{ROOT}/kernels/include", "-Wl,-e,entry", *flags]

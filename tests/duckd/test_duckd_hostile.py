@@ -1,8 +1,9 @@
-"""Proves that whatever a kernel does ends in a named verdict, and that the duck lives and serves the
-next session."""
+"""Proves that whatever a kernel does ends in a named verdict, and that the duck lives and serves
+the next session."""
 
 from __future__ import annotations
 
+import random
 import struct
 import subprocess
 from collections.abc import Callable
@@ -187,8 +188,6 @@ def test_refused_call_keeps_the_session(duck: DuckProcess, kernel: Kernel) -> No
 
 def test_random_code(duck: DuckProcess, kernel: Kernel) -> None:
     """Kernels whose code is noise: every one ends, and the duck counts them."""
-    import random
-
     elf = bytearray(kernel("echo"))
     entry = struct.unpack_from("<Q", elf, 24)[0]
     random.seed(7)

@@ -106,9 +106,7 @@ def test_two_hosts_at_once(duck: DuckProcess, kernel: Kernel) -> None:
 
 def test_every_check_has_its_counter(duck: DuckProcess) -> None:
     with duck.client() as client:
-        ping = client.seal(
-            wire.build(wire.PING, bytes(32), session=client.session, sequence=1)
-        )
+        ping = client.seal(wire.build(wire.PING, bytes(32), session=client.session, sequence=1))
 
         def changed(at: int, value: bytes) -> bytes:
             return ping[:at] + value + ping[at + len(value) :]
@@ -171,7 +169,7 @@ def test_replay_window(duck: DuckProcess) -> None:
 
 def test_noise_changes_nothing(duck: DuckProcess, kernel: Kernel) -> None:
     seed = 11
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201
     noise = random.Random(seed)
     with duck.serving(kernel("echo")) as client:
         client.close_session()
@@ -229,7 +227,9 @@ def test_no_answer_is_longer_than_its_question(
                 continue
             sizes = [FIXED_SIZES[type_]] if type_ in FIXED_SIZES else [8, 16, 72, 200, 1400]
             for size in sizes * 6:
-                payload = noise.choice([bytes(size), noise.randbytes(size), b"\1" + bytes(size - 1)])
+                payload = noise.choice(
+                    [bytes(size), noise.randbytes(size), b"\1" + bytes(size - 1)]
+                )
                 prefix = 16 if type_ == wire.WRITE else 0
                 message = max(0, size - prefix)
                 packet = wire.build(
