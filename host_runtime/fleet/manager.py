@@ -27,7 +27,15 @@ from host_runtime.fleet.config import FleetConfig
 from host_runtime.fleet.keeper import Keeper, failure_state, watch
 from host_runtime.fleet.kernel_file import KernelFile
 from host_runtime.fleet.loader import LoadCancelledError, PieceBudget
-from host_runtime.fleet.status import DuckReport, DuckState, EventLog, FleetEvent, log
+from host_runtime.fleet.status import (
+    LOG_LEVELS,
+    DuckReport,
+    DuckState,
+    EventLog,
+    FleetEvent,
+    log,
+    name_stragglers,
+)
 from host_runtime.fleet.versions import Needs, StaleDucksError, facts_of, find_problem
 from host_runtime.transport import Transport, TransportCode, TransportError
 
@@ -132,7 +140,7 @@ class FleetManager:
         return self._problem
 
     def reports(self) -> list[DuckReport]:
-        return [keeper.report() for keeper in self._keepers]
+        return name_stragglers([keeper.report() for keeper in self._keepers])
 
     def events(self) -> list[FleetEvent]:
         return self._events.recent()
@@ -341,9 +349,8 @@ class FleetManager:
             changed = keeper.state is not state
             keeper.state, keeper.detail = state, detail
         if changed:
-            bad = state in (DuckState.LOST, DuckState.FAULTED)
             text = f"{state}: {detail}" if detail else str(state)
-            self._events.add(keeper.duck.name, text, logging.WARNING if bad else logging.INFO)
+            self._events.add(keeper.duck.name, text, LOG_LEVELS[state])
 
     def _update_problem(self) -> None:
         if self._stopping.is_set():

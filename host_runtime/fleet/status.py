@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -26,6 +27,23 @@ class DuckState(StrEnum):
     SERVING = "serving"
     FAULTED = "faulted"  # its compute session ended with an error
     LOST = "lost"  # was serving or ready and fell silent, or restarted
+
+
+# The way up is told once for the whole fleet; what goes wrong is told for each duck.
+LOG_LEVELS = {
+    DuckState.UNREACHABLE: logging.WARNING,
+    DuckState.WRONG_VERSION: logging.WARNING,
+    DuckState.IDLE: logging.DEBUG,
+    DuckState.LOADING: logging.DEBUG,
+    DuckState.READY: logging.DEBUG,
+    DuckState.SERVING: logging.DEBUG,
+    DuckState.FAULTED: logging.WARNING,
+    DuckState.LOST: logging.WARNING,
+}
+# A duck is called slow when its mean kernel time is this many times the median of all ducks ...
+STRAGGLER_RATIO = 1.5
+# ... over at least this many calls: the first ones touch cold memory.
+STRAGGLER_CALLS_MIN = 200
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,27 @@ class FleetEvent:
     duck: str
     text: str
     repeats: int = 0
+
+
+def name_stragglers(reports: Sequence[DuckReport]) -> list[DuckReport]:
+    """Say so in the detail of each duck whose kernel takes much longer than the others'.
+
+    Every call waits for the slowest duck, so one slow duck slows the whole fleet.
+    """
+    counters = [report.counters for report in reports if report.ready]
+    if len(counters) < 2 or min(c["calls"] for c in counters) < STRAGGLER_CALLS_MIN:
+        return list(reports)
+    usual = statistics.median_low(c["kernel_ns"] / c["calls"] for c in counters)
+
+    def judged(report: DuckReport) -> DuckReport:
+        if not report.ready or report.detail:
+            return report
+        mean = report.counters["kernel_ns"] / report.counters["calls"]
+        if mean <= STRAGGLER_RATIO * usual:
+            return report
+        return replace(report, detail=f"its kernel takes {mean / usual:.1f} x the usual time")
+
+    return [judged(report) for report in reports]
 
 
 class EventLog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from random_experts import RandomExperts, random_call
 from duckctl.native import native_path
 from host_runtime.experts.base import ExpertsUnavailableError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
+from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.status import EVENTS_KEPT
 
 SEED = 31
@@ -51,6 +53,12 @@ def all_ready(remote: RemoteExperts) -> bool:
 def loads(remote: RemoteExperts) -> list[int]:
     """How often each duck was loaded."""
     return [int(status.counters["loads"]) for status in remote.status()]
+
+
+def probe_command(folder: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "host_runtime.fleet.probe", *more]
+    command += ["--fleet", str(folder / "fleet.json")]
+    return [*command, "--library", str(native_path("libduckhost.so"))]
 
 
 def call_until_error(remote: RemoteExperts) -> tuple[ExpertsUnavailableError, float]:
@@ -103,6 +111,47 @@ def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
         assert time.monotonic() - started <= ERROR_S_MAX
         ducks[0].signal(signal.SIGCONT)
         works_again(remote, expected)
+
+
+def test_a_killed_session_is_opened_again(tmp_path: Path) -> None:
+    """The duck lives, the process that runs its kernel does not: named, loaded, opened again."""
+    with serving(tmp_path, 2) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        (child,) = Path(f"/proc/{ducks[1].pid}/task/{ducks[1].pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        error, seconds = call_until_error(remote)
+        assert seconds <= ERROR_S_MAX
+        assert error.duck_names == ["d02"]
+        works_again(remote, expected)
+        assert "d02" in str([event.duck for event in remote.events()])
+
+
+def test_probing_does_not_disturb_calls(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as (_, remote):
+        expected = remote.submit(1, *CALL).wait()
+        command = probe_command(tmp_path, "--stats", "--log", "d01")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
+            while probe.poll() is None:
+                assert torch.equal(remote.submit(1, *CALL).wait(), expected)
+            assert probe.stdout is not None
+            told = json.loads(probe.stdout.read())["ducks"]
+        assert [(duck["state"], duck["error"]) for duck in told] == [("serving", None)] * 2
+        assert told[0]["stats"]["calls_finished"] > 0
+        assert all_ready(remote) and loads(remote) == [1, 1]
+
+
+def test_a_duck_that_dies_while_it_is_loaded(tmp_path: Path) -> None:
+    """At start-up this ends the start with its name; nothing hangs."""
+    experts = RandomExperts(SEED, hidden=512, intermediate=512, experts=8)
+    cache_file = experts.write_cache(tmp_path / "cache", 2)
+    with running_ducks(tmp_path, 2) as (ducks, fleet):
+        kernel, library = native_path("experts-avx2.elf"), native_path("libduckhost.so")
+        remote = RemoteExperts(fleet, cache_file, kernel, library)
+        started = time.monotonic()
+        with pytest.raises(FleetStartError) as caught:
+            remote.start(lambda done, total: ducks[1].kill())
+        assert time.monotonic() - started < 10
+        assert caught.value.duck_names == ["d02"]
 
 
 @pytest.mark.slow
@@ -192,9 +241,7 @@ def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
     """REBOOT through the protocol, as `duckctl reboot` does it while the host is serving."""
     with serving(tmp_path, 2) as (_, remote):
         expected = remote.submit(1, *CALL).wait()
-        command = [sys.executable, "-m", "host_runtime.fleet.probe", "--reboot", "d02"]
-        command += ["--fleet", str(tmp_path / "fleet.json")]
-        command += ["--library", str(native_path("libduckhost.so"))]
+        command = probe_command(tmp_path, "--reboot", "d02")
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert [duck.get("rebooted") for duck in json.loads(done.stdout)["ducks"]] == [None, True]
         wait_until(lambda: loads(remote) == [1, 2], 10, "reboot noticed")

@@ -12,7 +12,13 @@ from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig
 from host_runtime.fleet.keeper import failure_state, watch
 from host_runtime.fleet.loader import LoadReport, PieceBudget
-from host_runtime.fleet.status import EVENTS_KEPT, DuckState, EventLog
+from host_runtime.fleet.status import (
+    EVENTS_KEPT,
+    DuckReport,
+    DuckState,
+    EventLog,
+    name_stragglers,
+)
 from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_problem
 from host_runtime.transport import DuckLinkStatus, TransportCode, TransportError
 
@@ -159,6 +165,23 @@ def test_a_slow_load_is_told() -> None:
     assert fast.slow_link(2500) is None
     assert slow.slow_link(2500) == "loaded with 134 MB/s, its link of 2500 Mb/s allows 312 MB/s"
     assert slow.slow_link(0) is None  # link unknown
+
+
+def report(name: str, calls: int, kernel_us: float, state: DuckState) -> DuckReport:
+    counters = {"calls": float(calls), "kernel_ns": calls * kernel_us * 1e3}
+    return DuckReport(name, "", state, "", counters)
+
+
+def test_a_slow_duck_is_told() -> None:
+    times = {"d01": 100, "d02": 210, "d03": 110, "d04": 90, "d05": 149}
+    serving = [report(name, 1000, us, DuckState.SERVING) for name, us in times.items()]
+    details = {told.name: told.detail for told in name_stragglers(serving) if told.detail}
+    assert details == {"d02": "its kernel takes 1.9 x the usual time"}
+    lost = report("d06", 1000, 900, DuckState.LOST)
+    assert name_stragglers([*serving, lost])[-1] == lost
+    few = [report(name, 199, us, DuckState.SERVING) for name, us in times.items()]
+    assert name_stragglers(few) == few
+    assert name_stragglers(serving[:1]) == serving[:1]
 
 
 def test_errors_carry_what_to_do() -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from duck_process import Duck, running_ducks
+from fleet_files import fleet_content, write_json
 from random_experts import RandomExperts, random_call
 
 from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.experts.remote import CallMessage, MessageLayout, RemoteExperts, RemoteOptions
+from host_runtime.fleet.config import load_fleet
 from host_runtime.transport import Faults
 
 SEED = 11
@@ -60,8 +62,9 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, bound: float) -> 
     assert error <= bound, f"error {error:.2e}, bound {bound:.0e}"
 
 
-@pytest.mark.parametrize("ducks", [1, 2, 4])
-@pytest.mark.parametrize("layout", ["fp8", "fp9"])
+@pytest.mark.parametrize(
+    ("ducks", "layout"), [(1, "fp8"), (1, "fp9"), (2, "fp8"), (3, "fp8"), (4, "fp9"), (8, "fp8")]
+)
 def test_results_equal_the_formula(tmp_path: Path, ducks: int, layout: str) -> None:
     experts = RandomExperts(SEED)
     with remote_experts(tmp_path, ducks, experts, layout=layout) as (_, remote):
@@ -73,6 +76,26 @@ def test_results_equal_the_formula(tmp_path: Path, ducks: int, layout: str) -> N
         assert [(s.name, s.ready, s.state) for s in remote.status()] == [
             (f"d{slot + 1:02}", True, "serving") for slot in range(ducks)
         ]
+
+
+def test_two_domains(tmp_path: Path) -> None:
+    """Each domain has a port and a thread of its own; the sum runs over all ducks."""
+    experts = RandomExperts(SEED)
+    call = random_call(experts, SEED, 3)
+    cache_file = experts.write_cache(tmp_path / "cache", 4)
+    with running_ducks(tmp_path, 4) as (ducks, fleet):
+        content = fleet_content(fleet.key_file, [duck.port for duck in ducks])
+        content["domains"].append({**content["domains"][0], "name": "domain2"})
+        for duck in content["ducks"][2:]:
+            duck["domain"] = "domain2"
+        files = (cache_file, native_path("experts-avx2.elf"), native_path("libduckhost.so"))
+        remote = RemoteExperts(load_fleet(write_json(tmp_path / "two.json", content)), *files)
+        try:
+            remote.start()
+            actual = remote.submit(1, *call).wait()
+        finally:
+            remote.close()
+    assert_close(actual, experts.reference(1, *call), F32_BOUND)
 
 
 def test_scalar_and_avx2_kernels_give_the_same_bits(tmp_path: Path) -> None:
