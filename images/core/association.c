@@ -79,8 +79,8 @@ uint64_t association_domain_newest(const struct duck_core *core, uint32_t domain
 
 /* ---- HELLO ----------------------------------------------------------------------------------- */
 
-/* How readily a place is given to a new association: the lower, the sooner. Places that nobody seems
- * to use any more come before those that somebody may be shaking hands on right now. */
+/* How readily a place is given to a new association: the lower, the sooner. Places that nobody
+ * seems to use any more come before those that somebody may be shaking hands on right now. */
 static uint32_t rank(const struct core_association *association, uint64_t now) {
     uint64_t silent = now - association->heard_ns;
     switch (association->state) {

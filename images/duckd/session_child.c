@@ -279,9 +279,9 @@ static void *thread_main(void *argument) {
 
 /* ---- preparation ----------------------------------------------------------------------------- */
 
-/* Map a file (fd >= 0) or fresh zeros, with at least GUARD_BYTES of forbidden addresses on both sides,
- * so that a kernel that runs over an end meets a fault and not its neighbour. Starts at a multiple of
- * 2 MiB, as huge pages need. */
+/* Map a file (fd >= 0) or fresh zeros, with at least GUARD_BYTES of forbidden addresses on both
+ * sides, so that a kernel that runs over an end meets a fault and not its neighbour. Starts at a
+ * multiple of 2 MiB, as huge pages need. */
 static void *map(uint64_t bytes, int protection, int fd, const char *what) {
     const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     uint64_t room = bytes + GUARD_BYTES + 2 * MAP_ALIGN;

@@ -182,8 +182,8 @@ class Client:
         self.session = secrets.randbits(32) | 1
         self.domain_session = domain_session
         self.domain_nonce = secrets.token_bytes(16) if domain_session else bytes(16)
-        domain = hmac.digest(key, b"duck domain 1" + self.domain_nonce, "sha256")
-        self.domain_key = domain[:16]
+        self.domain_key = b""
+        self.use_domain_nonce()
         self.counter = self.domain_counter = 0
         self.newest = 0  # counter of the duck's newest packet
         self.sequence = self.write_sequence = self.call_sequence = 0
@@ -191,6 +191,10 @@ class Client:
         self.to_duck = self.to_host = b""
         self.info = b""
         self.boot_id = 0
+
+    def use_domain_nonce(self) -> None:
+        domain = hmac.digest(self.key, b"duck domain 1" + self.domain_nonce, "sha256")
+        self.domain_key = domain[:16]
 
     def close(self) -> None:
         self.socket.close()

@@ -49,8 +49,8 @@ def build_kernel(source: Path, target: Path, *defines: str) -> bytes:
     return target.read_bytes()
 
 
-def write_key(folder: Path) -> tuple[Path, bytes]:
-    key = secrets.token_bytes(32)
+def write_key(folder: Path, key: bytes | None = None) -> tuple[Path, bytes]:
+    key = key or secrets.token_bytes(32)
     path = folder / "fleet.key"
     path.touch(0o600)
     path.write_text(key.hex() + "\n")
@@ -60,10 +60,19 @@ def write_key(folder: Path) -> tuple[Path, bytes]:
 class DuckProcess:
     """A running duckd on a free port of the loopback interface."""
 
-    def __init__(self, folder: Path, *more: str, name: str = "d01", cores: int = 1) -> None:
-        self.key_file, self.key = write_key(folder)
+    def __init__(
+        self,
+        folder: Path,
+        *more: str,
+        name: str = "d01",
+        cores: int = 1,
+        key: bytes | None = None,
+    ) -> None:
+        self.key_file, self.key = write_key(folder, key)
         self.name = name
-        command = [str(duckd_binary()), "--name", name, "--listen", "127.0.0.1:0"]
+        command = [str(duckd_binary()), "--name", name]
+        if not (more and more[0] == "--listen" and not more[1].startswith("127.")):
+            command += ["--listen", "127.0.0.1:0"]
         command += ["--key-file", str(self.key_file), "--cores", str(cores)]
         self.errors = (folder / f"{name}.stderr").open("wb+")
         self.process = subprocess.Popen(

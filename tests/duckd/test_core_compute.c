@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves the duck core's rules against a fake platform whose clock the test moves: who is heard,
- * what is done once only, how lost pieces are asked for and when the core gives up.
+ * Proves the duck core's rules for compute sessions and calls against a fake platform whose
+ * clock the test moves: how lost pieces are asked for, who owns the session, when the core gives up.
  */
 #include "check.h"
 #include "fake_host.h"
@@ -11,229 +11,6 @@
 
 static struct fake_host a, b;
 static uint64_t seed;
-
-/* ---- handshake ------------------------------------------------------------------------------- */
-
-static void test_hello_is_answered_alike_and_as_long(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_send_hello(&a);
-    host_send_hello(&a);
-    CHECK_EQUAL(2, fake.sent_count);
-    CHECK_EQUAL(sizeof(struct duck_packet_header) + sizeof(struct duck_info), fake.sent[0].bytes);
-    CHECK(memcmp(fake.sent[0].data, fake.sent[1].data, fake.sent[0].bytes) == 0);
-}
-
-static void test_replayed_hello_disturbs_nobody(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    struct fake_host attacker = a;
-    attacker.peer.port = 6666;
-    for (int i = 0; i < 100; i++) host_send_hello(&attacker);
-    /* Many different recorded HELLOs, more than the table has places. */
-    for (uint16_t i = 0; i < 100; i++) {
-        host_make(&b, 6667, false);
-        host_send_hello(&b);
-    }
-    fake_forget_sent();
-    struct duck_ping ping = {0};
-    host_send_one(&a, DUCK_MSG_PING, 2, &ping, sizeof ping);
-    CHECK_EQUAL(1, host_count(&a, DUCK_MSG_PONG));
-}
-
-static void test_answers_go_where_the_last_valid_packet_came_from(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    struct duck_ping ping = {0};
-    a.peer.port = 2000;
-    host_send_one(&a, DUCK_MSG_PING, 2, &ping, sizeof ping);
-    CHECK_EQUAL(2000, fake.sent[fake.sent_count - 1].to.port);
-}
-
-static void test_many_hosts_at_once(void) {
-    static struct fake_host hosts[CORE_ASSOCIATIONS];
-    struct duck_ping ping = {0};
-    fake_core_start(seed);
-    for (uint16_t i = 0; i < CORE_ASSOCIATIONS; i++) {
-        host_make(&hosts[i], (uint16_t)(100 + i), false);
-        host_join(&hosts[i]);
-        fake.now_ns += MS;
-    }
-    fake_forget_sent();
-    for (uint16_t i = 0; i < CORE_ASSOCIATIONS; i++) {
-        host_send_one(&hosts[i], DUCK_MSG_PING, 2, &ping, sizeof ping);
-        CHECK_EQUAL(1, host_count(&hosts[i], DUCK_MSG_PONG));
-        fake.now_ns += MS;
-    }
-    /* One more takes the place of the one heard least recently. */
-    host_make(&a, 1000, false);
-    host_join(&a);
-    fake_forget_sent();
-    host_send_one(&hosts[0], DUCK_MSG_PING, 3, &ping, sizeof ping);
-    host_send_one(&hosts[1], DUCK_MSG_PING, 3, &ping, sizeof ping);
-    CHECK_EQUAL(0, host_count(&hosts[0], DUCK_MSG_PONG));
-    CHECK_EQUAL(1, host_count(&hosts[1], DUCK_MSG_PONG));
-}
-
-/* ---- requests -------------------------------------------------------------------------------- */
-
-static void test_repeated_request_is_answered_not_done(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    struct duck_reserve fresh = {
-        .region = DUCK_REGION_WEIGHTS, .flags = DUCK_RESERVE_FRESH, .bytes = 4096};
-    CHECK_EQUAL(DUCK_OK, host_request(&a, DUCK_MSG_RESERVE, &fresh, sizeof fresh).status);
-    uint32_t generation = core.region[DUCK_REGION_WEIGHTS].generation;
-    for (int i = 0; i < 3; i++)
-        host_send_one(&a, DUCK_MSG_RESERVE, a.requests, &fresh, sizeof fresh);
-    CHECK_EQUAL(generation, core.region[DUCK_REGION_WEIGHTS].generation);
-    CHECK_EQUAL(4, host_count(&a, DUCK_MSG_DONE));
-    /* Long after its reply has left the cache it is still not done again. */
-    uint32_t old = a.requests;
-    struct duck_reserve same = {.region = DUCK_REGION_WEIGHTS, .bytes = 4096};
-    for (int i = 0; i < 40; i++) host_request(&a, DUCK_MSG_RESERVE, &same, sizeof same);
-    fake_forget_sent();
-    host_send_one(&a, DUCK_MSG_RESERVE, old, &fresh, sizeof fresh);
-    CHECK_EQUAL(generation, core.region[DUCK_REGION_WEIGHTS].generation);
-    CHECK_EQUAL(0, fake.sent_count);
-}
-
-static void test_requests_in_any_order(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    struct duck_reserve same = {.region = DUCK_REGION_WEIGHTS, .bytes = 4096};
-    const uint32_t order[] = {3, 1, 4, 2, 300, 299, 45, 46};
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
-        fake_forget_sent();
-        host_send_one(&a, DUCK_MSG_RESERVE, order[i], &same, sizeof same);
-        CHECK_EQUAL(1, host_count(&a, DUCK_MSG_DONE));
-    }
-    fake_forget_sent();
-    host_send_one(&a, DUCK_MSG_RESERVE, 44, &same, sizeof same); /* 256 behind the newest */
-    CHECK_EQUAL(0, fake.sent_count);
-}
-
-/* ---- bulk ------------------------------------------------------------------------------------ */
-
-static void send_chunk_part(const uint8_t *bytes, uint32_t count, uint64_t offset, uint32_t index,
-                            uint16_t stride) {
-    static uint8_t payload[DUCK_WIRE_PACKET_BYTES_MAX];
-    struct duck_write_prefix prefix = {.region = DUCK_REGION_WEIGHTS, .chunk_offset = offset};
-    uint32_t at = index * stride;
-    uint32_t part = count - at < stride ? count - at : stride;
-    struct fake_fragment fragment = {DUCK_MSG_WRITE, DUCK_KEY_SESSION, a.writes, count, index,
-                                     stride};
-    memcpy(payload, &prefix, sizeof prefix);
-    memcpy(payload + sizeof prefix, bytes + at, part);
-    host_send(&a, &fragment, payload, (uint32_t)sizeof prefix + part);
-}
-
-static uint32_t ack_ranges(struct duck_nack *nack) {
-    const struct fake_packet *packet = host_last(&a, DUCK_MSG_WRITE_ACK);
-    CHECK(packet != NULL);
-    memset(nack, 0, sizeof *nack);
-    memcpy(nack, payload_of(packet), header_of(packet).payload_bytes);
-    CHECK_EQUAL(DUCK_MSG_WRITE, nack->message_type);
-    CHECK_EQUAL(a.writes, header_of(packet).sequence);
-    return nack->range_count;
-}
-
-/* Lose fragments at random, then send what the acknowledgements ask for, until the chunk is
- * complete. */
-static void transfer_chunk(const uint8_t *bytes, uint32_t count, uint64_t offset, uint16_t stride) {
-    uint32_t fragments = duck_fragment_count(count, stride);
-    struct duck_nack nack;
-    a.writes++;
-    fake_forget_sent();
-    for (uint32_t i = 0; i < fragments; i++)
-        if (fake_below(100) < 60) send_chunk_part(bytes, count, offset, i, stride);
-    for (int round = 0; round < 200; round++) {
-        send_chunk_part(bytes, count, offset, fragments - 1, stride);
-        if (ack_ranges(&nack) == 0) return;
-        for (uint32_t r = nack.range_count; r-- > 0;)
-            for (uint32_t i = nack.range[r].begin; i < nack.range[r].end; i++) {
-                CHECK(i < fragments);
-                if (fake_below(100) < 80) send_chunk_part(bytes, count, offset, i, stride);
-            }
-        fake_forget_sent();
-    }
-    CHECK(!"the chunk never became complete");
-}
-
-static void test_bulk_with_loss(void) {
-    static uint8_t bytes[300000];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)fake_random();
-    struct duck_reserve reserve = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    host_request(&a, DUCK_MSG_RESERVE, &reserve, sizeof reserve);
-    for (uint32_t at = 0; at < sizeof bytes;) {
-        const uint16_t strides[] = {64, 1344, 1408, 8896};
-        uint32_t count = 1 + fake_below(60000);
-        if (count > sizeof bytes - at) count = (uint32_t)sizeof bytes - at;
-        transfer_chunk(bytes + at, count, at, strides[fake_below(4)]);
-        at += count;
-    }
-    CHECK(memcmp(core.region[DUCK_REGION_WEIGHTS].memory, bytes, sizeof bytes) == 0);
-}
-
-static void test_commit_pieces_and_gaps(void) {
-    static uint8_t bytes[8192];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
-    /* One byte written anew: no longer whole, and only that part must be committed again. */
-    a.writes++;
-    bytes[5000] = 9;
-    send_chunk_part(bytes + 4992, 64, 4992, 0, 64);
-    CHECK(!core.region[DUCK_REGION_WEIGHTS].whole);
-    struct duck_commit commit = {
-        .region = DUCK_REGION_WEIGHTS, .flags = DUCK_COMMIT_LAST, .offset = 0, .bytes = 64};
-    duck_sha256 hash;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, 64);
-    duck_sha256_end(&hash, commit.sha256);
-    struct duck_done done = host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit);
-    CHECK_EQUAL(DUCK_ERR_NOT_COMMITTED, done.status);
-    CHECK_EQUAL(4992, done.value);
-    commit.offset = 4992;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes + 4992, 64);
-    duck_sha256_end(&hash, commit.sha256);
-    CHECK_EQUAL(DUCK_OK, host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit).status);
-    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
-}
-
-static void test_write_during_hash_restarts_it(void) {
-    static uint8_t bytes[1 << 20];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    duck_sha256 hash;
-    bytes[3] = 1; /* the digest of what is written in the middle of the hash */
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, sizeof bytes);
-    duck_sha256_end(&hash, commit.sha256);
-    fake_forget_sent();
-    host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
-    CHECK_EQUAL(0, core_tick(&core));
-    CHECK_EQUAL(0, core_tick(&core));
-    a.writes++;
-    send_chunk_part(bytes, 64, 0, 0, 64);
-    core_settle();
-    struct duck_done done;
-    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
-    CHECK_EQUAL(DUCK_OK, done.status);
-}
 
 /* ---- compute --------------------------------------------------------------------------------- */
 
@@ -628,44 +405,8 @@ static void test_kernel_that_never_gets_ready(void) {
     CHECK(!fake.session_runs);
 }
 
-static void test_reboot_comes_after_its_answer(void) {
-    uint8_t nothing[208] = {0};
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    CHECK_EQUAL(DUCK_OK, host_request(&a, DUCK_MSG_REBOOT, nothing, sizeof nothing).status);
-    CHECK_EQUAL(fake.now_ns + CORE_REBOOT_DELAY_NS, core_tick(&core));
-    CHECK_EQUAL(0, fake.reboots);
-    fake.now_ns += CORE_REBOOT_DELAY_NS;
-    core_tick(&core);
-    CHECK_EQUAL(1, fake.reboots);
-}
-
-static void test_log_wraps(void) {
-    static char text[CORE_LOG_BYTES + 10];
-    fake_core_start(seed);
-    char line[100];
-    memset(line, 'x', sizeof line);
-    for (int i = 0; i < 2000; i++) log_line(&core.log, line, sizeof line);
-    uint64_t since = 0;
-    CHECK_EQUAL(CORE_LOG_BYTES, log_read(&core.log, &since, text, sizeof text));
-    CHECK_EQUAL(core.log.end - CORE_LOG_BYTES, since);
-    since = UINT64_MAX;
-    CHECK_EQUAL(0, log_read(&core.log, &since, text, sizeof text));
-    CHECK_EQUAL(core.log.end, since);
-}
-
 int main(int count, char **words) {
     static void (*const tests[])(void) = {
-        test_hello_is_answered_alike_and_as_long,
-        test_replayed_hello_disturbs_nobody,
-        test_answers_go_where_the_last_valid_packet_came_from,
-        test_many_hosts_at_once,
-        test_repeated_request_is_answered_not_done,
-        test_requests_in_any_order,
-        test_bulk_with_loss,
-        test_commit_pieces_and_gaps,
-        test_write_during_hash_restarts_it,
         test_calls_reassembled_in_any_order,
         test_missing_call_fragments_are_asked_for,
         test_wholly_lost_call_is_asked_for,
@@ -679,8 +420,6 @@ int main(int count, char **words) {
         test_domain_window_survives_a_new_association,
         test_session_that_dies_is_named,
         test_kernel_that_never_gets_ready,
-        test_reboot_comes_after_its_answer,
-        test_log_wraps,
     };
     seed = count > 1 ? strtoull(words[1], NULL, 10) : 1;
     printf("seed %llu\n", (unsigned long long)seed);
