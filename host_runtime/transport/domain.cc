@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint32_t kReceiveRounds = 8; // batches taken per turn before timers run
 constexpr uint32_t kYieldTurns = 20;   // sleep policy: yields before it sleeps
+constexpr uint32_t kSleepTurns = 50;   // then short sleeps, then it blocks: the call is a long one
 constexpr uint64_t kSleep = 20 * kMicrosecond;
 constexpr unsigned long kTimerSlack = 1 * kMicrosecond;
 constexpr uint64_t kIdleMax = 100 * kMillisecond;
@@ -134,7 +135,7 @@ void Domain::idle(uint64_t deadline_ns) {
     if (options_.poll_policy == DUCK_POLL_SLEEP) {
         bool is_waiting = false; // for a result: then react within microseconds
         for (const auto &link : links_) is_waiting |= link->calls.is_waiting();
-        if (is_waiting) {
+        if (is_waiting && idle_turns_ < kYieldTurns + kSleepTurns) {
             if (idle_turns_++ < kYieldTurns) {
                 sched_yield();
                 return;

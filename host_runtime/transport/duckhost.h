@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The host transport's C interface: one fleet of ducks in one or more domains, reached through ports.
+ * The host transport's C interface: one fleet of ducks in one or more domains.
  *
  *   open -> hello (each duck) -> reserve / write / commit (duckhost_request, duckhost_write)
  *        -> session_open -> submit / wait_sum ... -> session_close -> close
@@ -70,17 +70,17 @@ struct duckhost_duck {
 
 /* Zero means the default given in brackets. */
 struct duckhost_options {
-    uint32_t poll_policy;         /* enum duck_poll_policy of the domain threads and waiters */
-    uint32_t silence_ms;          /* [3000] a duck that owes an answer may be silent this long */
-    uint32_t call_ms;             /* [30000] whole call, though the duck answers */
-    uint32_t request_retry_us;    /* [20000] first repetition of a request, doubles */
-    uint32_t query_us;            /* [2000] (or twice the usual time) "where is my call?", doubles */
-    uint32_t retry_us_max;        /* [100000] longest time between two repetitions */
-    uint32_t nack_us;             /* [300] a partly received result stalls this long -> NACK */
-    uint32_t ping_ms;             /* [200] heartbeat period of an attached duck */
-    uint32_t bulk_chunk_bytes;    /* [65536] one WRITE message, a multiple of 64, at most 1 MiB */
-    uint32_t bulk_chunks_max;     /* [8] WRITE messages in flight per duck */
-    uint32_t bulk_mbps;           /* [0 = no limit] pacing of one duck's bulk traffic */
+    uint32_t poll_policy;      /* enum duck_poll_policy of the domain threads and waiters */
+    uint32_t silence_ms;       /* [3000] a duck that owes an answer may be silent this long */
+    uint32_t call_ms;          /* [30000] whole call, though the duck answers */
+    uint32_t request_retry_us; /* [20000] first repetition of a request, doubles */
+    uint32_t query_us;         /* [2000] (or twice the usual time) "where is my call?", doubles */
+    uint32_t retry_us_max;     /* [100000] longest time between two repetitions */
+    uint32_t nack_us;          /* [300] a partly received result stalls this long -> NACK */
+    uint32_t ping_ms;          /* [200] heartbeat period of an attached duck */
+    uint32_t bulk_chunk_bytes; /* [65536] one WRITE message, a multiple of 64, at most 1 MiB */
+    uint32_t bulk_chunks_max;  /* [8] WRITE messages in flight per duck */
+    uint32_t bulk_mbps;        /* [0 = no limit] pacing of one duck's bulk traffic */
     uint32_t socket_buffer_bytes; /* [4194304] asked of the system for each direction */
 };
 

@@ -6,29 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from transport_kit import ROOT, library, running_shelf
+from native_kit import SanitizedObjects, build_sanitized, build_with_library
+from transport_kit import running_shelf
 
-SOURCES = sorted((ROOT / "host_runtime/transport").glob("*.cc"))
-INCLUDES = [
-    f"-I{ROOT / part}" for part in ("kernels/include", "kernels/wire", "host_runtime/transport")
-]
-HASH = '-DDUCK_BUILD_HASH="0123456789012345678901234567890123456789"'
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 RUN_S_MAX = 240
-
-
-def build_storm(folder: Path, flags: list[str], parts: list[str]) -> Path:
-    seal, program = folder / "seal.o", folder / "storm"
-    command = ["cc", "-std=c11", *flags, *INCLUDES, "-c", str(ROOT / "kernels/wire/seal.c")]
-    subprocess.run([*command, "-o", str(seal)], check=True)
-    storm = Path(__file__).with_name("storm.cc")
-    command = ["c++", "-std=c++17", *flags, *WARNINGS, HASH, *INCLUDES, str(storm), *parts]
-    command += [str(seal), "-lbearssl", "-lpthread", "-o", str(program)]
-    subprocess.run(command, check=True)
-    return program
+LIES_S_MAX = 120
 
 
 def run_storm(folder: Path, kernel: bytes, program: Path, calls: int) -> str:
+    """storm.cc: many threads use everything at once, under faults."""
     kernel_file = folder / "echo.elf"
     kernel_file.write_bytes(kernel)
     with running_shelf(folder, kernel, [0, 1, 0]) as shelf:
@@ -41,21 +27,34 @@ def run_storm(folder: Path, kernel: bytes, program: Path, calls: int) -> str:
     return result.stdout
 
 
+def run_hostile(program: Path, seed: int, rounds: int) -> None:
+    """hostile.cc: a duck with the right key answers with random, well-sealed packets."""
+    command = [str(program), str(seed), str(rounds)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIES_S_MAX)
+    assert (result.returncode, result.stderr) == (0, ""), f"seed {seed}: {result.stderr[-4000:]}"
+    told = result.stdout.split()
+    assert int(told[1]) > 100 * rounds, "the duck lied often"
+    assert int(told[3]) > 0 and int(told[5]) > 0, "lies were noticed"
+
+
 def test_calls_take_no_memory(tmp_path: Path, echo_kernel: bytes) -> None:
-    """The program's operator new counts, also for the library: -rdynamic puts it first."""
-    folder = library().parent
-    flags = ["-O0", "-rdynamic"]
-    parts = [str(library()), f"-Wl,-rpath,{folder}"]
-    told = run_storm(tmp_path, echo_kernel, build_storm(tmp_path, flags, parts), 300)
+    told = run_storm(tmp_path, echo_kernel, build_with_library("storm", tmp_path), 300)
     before, during = (int(line.split()[-1]) for line in told.splitlines() if "alloc" in line)
     assert before > 0, "loading and opening take memory, and it is counted"
     assert during == 0
 
 
+def test_a_lying_duck_ends_no_host(tmp_path: Path) -> None:
+    run_hostile(build_with_library("hostile", tmp_path), seed=1, rounds=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(tmp_path: Path, echo_kernel: bytes, sanitizer: str) -> None:
-    flags = ["-O1", "-g", f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer"]
-    flags += ["-fno-sanitize-recover=all"]
-    sources = [str(source) for source in SOURCES]
-    run_storm(tmp_path, echo_kernel, build_storm(tmp_path, flags, sources), 600)
+def test_sanitizers_find_nothing(
+    tmp_path: Path, echo_kernel: bytes, sanitized_objects: SanitizedObjects, sanitizer: str
+) -> None:
+    program = build_sanitized("storm", tmp_path, sanitizer, sanitized_objects)
+    run_storm(tmp_path, echo_kernel, program, 600)
+    program = build_sanitized("hostile", tmp_path, sanitizer, sanitized_objects)
+    for seed in range(2, 5):
+        run_hostile(program, seed, rounds=8)
