@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duckctl.shards.plan import DuckSpec, ShardPlan
 
 app = typer.Typer()
-FORMATS = ("fp8", "fp9")
+FORMATS = ("fp8", "fp9", "fp7", "q6", "q4")
 
 
 @app.command()
@@ -27,7 +27,11 @@ def shard_weights(
     cache_dir: Path | None = typer.Option(
         None, "--cache-dir", help="Where caches are kept.  [default: ~/.cache/duckctl/shards]"
     ),
-    fmt: str = typer.Option("fp9", "--format", help="fp8 or fp9; both keep FP8 weights exactly."),
+    fmt: str = typer.Option(
+        "fp9",
+        "--format",
+        help="fp8 or fp9 keep FP8 weights exactly; fp7, q6 and q4 are smaller and faster, not exact.",
+    ),
     weights: str | None = typer.Option(
         None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1."
     ),

@@ -13,7 +13,8 @@ RECORD_ALIGN = 4096
 DIRECTORY_BYTES = 4096
 DIRECTORY_MAGIC = 0x31445244
 LAYERS_MAX = 256
-FORMAT_CODES = {"fp8": 8, "fp9": 9}  # enum duck_format; also the bits per weight
+FORMAT_CODES = {"fp8": 8, "fp9": 9, "fp7": 7, "q6": 6, "q4": 4}  # enum duck_format
+LOSSLESS_FORMATS = ("fp8", "fp9")  # of FP8 checkpoints
 _DIRECTORY = struct.Struct("<8I3QI17I256H")
 
 
@@ -37,11 +38,16 @@ def record_header_bytes(hidden: int, first_row: int, rows: int) -> int:
     return _round_up(4 * floats, 64)
 
 
+def panel_bytes(fmt: str, columns: int) -> int:
+    """Bytes of one panel of 32 rows; q4 and q6 have 64 bytes of row scales per 32 columns."""
+    code = FORMAT_CODES[fmt]
+    return columns // 32 * (128 * code + (64 if code <= FORMAT_CODES["q6"] else 0))
+
+
 def record_bytes(fmt: str, hidden: int, first_row: int, rows: int) -> int:
     """Bytes of one expert's record in a slice."""
-    bits = FORMAT_CODES[fmt]
-    panels = 2 * (rows // PANEL_ROWS) * (hidden * PANEL_ROWS * bits // 8)
-    panels += (hidden // PANEL_ROWS) * (rows * PANEL_ROWS * bits // 8)
+    panels = 2 * (rows // PANEL_ROWS) * panel_bytes(fmt, hidden)
+    panels += (hidden // PANEL_ROWS) * panel_bytes(fmt, rows)
     return _round_up(record_header_bytes(hidden, first_row, rows) + panels, RECORD_ALIGN)
 
 

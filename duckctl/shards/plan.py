@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from duckctl.shards.architectures import ModelShape
 from duckctl.shards.errors import PlanError
-from duckctl.shards.layout import BLOCK, FORMAT_CODES, PANEL_ROWS, RegionLayout, valid_duck_counts
+from duckctl.shards.layout import (
+    BLOCK,
+    FORMAT_CODES,
+    LOSSLESS_FORMATS,
+    PANEL_ROWS,
+    RegionLayout,
+    valid_duck_counts,
+)
 
 PLAN_SCHEMA_VERSION = 1
 RUNTIME_MARGIN_BYTES = 1 << 30  # image, kernel, mailbox and network buffers of a duck
@@ -161,7 +168,7 @@ def _check_memory(plan: ShardPlan, ducks: Sequence[DuckSpec]) -> None:
 def _fitting_hint(shape: ModelShape, memory_gib: float) -> str:
     """Formats and counts of equal slices that would fit into that much memory per duck."""
     fitting = []
-    for fmt in FORMAT_CODES:
+    for fmt in LOSSLESS_FORMATS:
         counts = [
             str(count)
             for count in valid_duck_counts(shape.moe_intermediate_size)

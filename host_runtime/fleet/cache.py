@@ -15,7 +15,7 @@ from host_runtime.errors import FileFormatError, HostError
 from host_runtime.jsonfile import JsonObject, read_json_object
 
 SCHEMA_VERSION = 1
-FORMATS = {"fp8": wire.Format.FP8, "fp9": wire.Format.FP9}
+FORMATS = {fmt.name.lower(): fmt for fmt in wire.Format}
 DAMAGED_HINT = "run duckctl shard-weights again; it rewrites damaged pieces and keeps the rest"
 
 

@@ -32,7 +32,7 @@ DUCK_HARNESS_API void *duck_harness_guarded(uint64_t bytes, uint64_t tail);
 DUCK_HARNESS_API void duck_harness_release(void *memory, uint64_t bytes, uint64_t tail);
 
 /* Load the ELF and start its cores on `weights`. Null with a text when the file is no kernel, the
- * kernel refuses, or memory is missing; otherwise `text` is what the kernel said when it was ready. */
+ * kernel refuses, or memory is missing; otherwise `text` is what the kernel said when ready. */
 DUCK_HARNESS_API struct duck_harness *duck_harness_open(const char *elf_path,
                                                         const struct duck_harness_options *options,
                                                         const uint8_t *weights,

@@ -45,7 +45,7 @@ struct duck_pack_slice {
 };
 
 struct duck_pack_report {
-    /* over the slice's weights, per matrix; errors are against the source, 0 where it is lossless */
+    /* over the slice's weights, per matrix; against the source; 0 where packing is lossless */
     double squared_error[3];
     double squared_sum[3]; /* of the source; only filled where the packing is not lossless */
     uint32_t matrix;       /* enum duck_pack_matrix_name of the refused value */

@@ -53,7 +53,7 @@ bool tile_read(const struct tile_source *source, uint32_t columns, tile_values v
 void tile_quantise(struct tile *tile, uint32_t format, tile_values values, float scale,
                    struct tile_error *error);
 
-/* Write the tile's codes in panel order (fp9.h) at `panel`: columns / 32 chunks. Uses the tile up. */
+/* Write the tile's codes in panel order (fp9.h) at `panel`. Uses the tile up. */
 void tile_store(struct tile *tile, uint32_t format, uint8_t *panel);
 
 /* q4 and q6 of tile_store. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * AVX2 + FMA + F16C inner products, written once for all codes and token counts. A body is a `kind`;
- * everything that takes a kind or a count is inlined with constants, so each body becomes straight
- * code.
+ * AVX2 + FMA + F16C inner products, written once for all codes and token counts. A body is a
+ * `kind`; everything that takes a kind or a count is inlined with constants, so each body becomes
+ * straight code.
  *
  *   1, 2 tokens   32 rows at once: 4 sums per token, the decoded column is shared by the tokens
  *   3 to 6        two passes of 16 rows over the block in the first-level cache, no spills
@@ -16,112 +16,11 @@
 #ifndef DUCK_BODY_AVX2_H
 #define DUCK_BODY_AVX2_H
 
-#include <immintrin.h>
+#include "decode_avx2.h"
 
-#include "kernel.h"
-
-#define INLINE static inline __attribute__((always_inline))
 #define GEMV_TOKENS_MAX 6u
 #define READ_AHEAD 4096u /* bytes between a load and its prefetch; 512 would hurt */
 static_assert(READ_AHEAD <= DUCK_KERNEL_READ_AHEAD, "prefetches stay within what is readable");
-
-enum kind { KIND_FP8_INT, KIND_FP8_CVT, KIND_FP9_NARROW, KIND_FP9_WIDE };
-
-INLINE uint32_t kind_group_bytes(const enum kind kind) { /* of 8 columns */
-    return kind == KIND_FP9_NARROW || kind == KIND_FP9_WIDE ? DUCK_FP9_GROUP_BYTES : 256;
-}
-
-/* What the block sums are multiplied with to undo the body's powers of two. */
-INLINE float kind_sum_scale(const enum kind kind) {
-    return kind == KIND_FP8_INT ? 0x1p34f : kind == KIND_FP8_CVT ? 0x1p8f : 1.0f;
-}
-
-/* ---- decoding -------------------------------------------------------------------------------- */
-
-/* What 8 columns share: the bit plane of fp9. */
-struct group_state {
-    __m256i bits;
-};
-
-INLINE struct group_state load_group(const enum kind kind, const uint8_t *group) {
-    struct group_state state = {_mm256_setzero_si256()};
-    if (kind == KIND_FP9_NARROW || kind == KIND_FP9_WIDE) {
-        state.bits = _mm256_loadu_si256((const __m256i *)group);
-    }
-    return state;
-}
-
-/* fp8 `int`: a code's sign and its eeeemmm move to float32's bit 31 and bits 26..20; the value is
- * weight * 2^-120, because the bias is 7 instead of 127. E4M3's subnormals are float32's.
- *     lane: | row l  | row 8+l | row 16+l | row 24+l |       row v: shift left by 8 v, then
- *           s eeee mmm ...                                   arithmetically right by 4, and mask */
-INLINE void decode_int(const uint8_t *column, const int half, __m256 f[2]) {
-    const __m256i mask = _mm256_set1_epi32((int)0x87F00000u);
-    __m256i w = _mm256_loadu_si256((const __m256i *)column);
-    __m256i a = half == 0 ? w : _mm256_slli_epi32(w, 16);
-    __m256i b = _mm256_slli_epi32(w, half == 0 ? 8 : 24);
-    f[0] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(a, 4), mask));
-    f[1] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(b, 4), mask));
-}
-
-/* fp8 `cvt`: the upper (half 0) or lower (half 1) byte of each 16-bit word moves to a half's sign
- * and its bits 13..7; the value is weight * 2^-8. Rows come out interleaved:
- * half 0: f[0] = 16 0 17 1 18 2 19 3, f[1] = 20 4 ...; half 1: 24 8 25 9 ..., 28 12 ... */
-INLINE void decode_cvt(const uint8_t *column, const int half, __m256 f[2]) {
-    const __m128i mask = _mm_set1_epi16((short)0xBF80);
-    for (int i = 0; i < 2; i++) {
-        __m128i w = _mm_loadu_si128((const __m128i *)(column + 16 * i));
-        if (half == 1) w = _mm_slli_epi16(w, 8);
-        f[i] = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(w, 1), mask));
-    }
-}
-
-/* fp9, 128 bits at a time: half h is rows 16 h .. 16 h + 15 in order. */
-INLINE void decode_fp9_narrow(const uint8_t *top, const __m256i bits, const int j, const int half,
-                              __m256 f[2]) {
-    __m128i half_bits =
-        half == 0 ? _mm256_castsi256_si128(bits) : _mm256_extracti128_si256(bits, 1);
-    __m128i low = _mm_and_si128(_mm_slli_epi16(half_bits, 7 - j), _mm_set1_epi8((char)0x80));
-    __m128i high = _mm_loadu_si128((const __m128i *)(top + 16 * half));
-    f[0] = _mm256_cvtph_ps(_mm_unpacklo_epi8(low, high));
-    f[1] = _mm256_cvtph_ps(_mm_unpackhi_epi8(low, high));
-}
-
-/* fp9, 256 bits at a time: half 0 is rows 0..7 and 16..23, half 1 rows 8..15 and 24..31. */
-INLINE void decode_fp9_wide(const uint8_t *top, const __m256i bits, const int j, const int half,
-                            __m256 f[2]) {
-    __m256i low = _mm256_and_si256(_mm256_slli_epi16(bits, 7 - j), _mm256_set1_epi8((char)0x80));
-    __m256i high = _mm256_loadu_si256((const __m256i *)top);
-    __m256i halves = half == 0 ? _mm256_unpacklo_epi8(low, high) : _mm256_unpackhi_epi8(low, high);
-    f[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    f[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-}
-
-INLINE void decode_half(const enum kind kind, const uint8_t *group, const struct group_state state,
-                        const int j, const int half, __m256 f[2]) {
-    if (kind == KIND_FP8_INT) decode_int(group + 32 * j, half, f);
-    if (kind == KIND_FP8_CVT) decode_cvt(group + 32 * j, half, f);
-    if (kind == KIND_FP9_NARROW) decode_fp9_narrow(group + 32 + 32 * j, state.bits, j, half, f);
-    if (kind == KIND_FP9_WIDE) decode_fp9_wide(group + 32 + 32 * j, state.bits, j, half, f);
-}
-
-/* Write a half's 16 totals to their rows. */
-INLINE void store_half(const enum kind kind, const int half, const __m256 total[2], float *out) {
-    if (kind == KIND_FP8_CVT) {
-        __m256 odd = _mm256_shuffle_ps(total[0], total[1], 0xDD);
-        __m256 even = _mm256_shuffle_ps(total[0], total[1], 0x88);
-        _mm256_storeu_ps(out + 8 * half,
-                         _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xD8)));
-        _mm256_storeu_ps(out + 8 * half + 16,
-                         _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xD8)));
-    } else if (kind == KIND_FP9_WIDE) {
-        _mm256_storeu_ps(out + 8 * half, total[0]);
-        _mm256_storeu_ps(out + 8 * half + 16, total[1]);
-    } else {
-        _mm256_storeu_ps(out + 16 * half, total[0]);
-        _mm256_storeu_ps(out + 16 * half + 8, total[1]);
-    }
-}
 
 /* ---- where a run is -------------------------------------------------------------------------- */
 
@@ -183,8 +82,11 @@ INLINE void multiply_group(const enum kind kind, const int tokens, const int hal
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         __m256 f[4];
+        struct column column = load_column(kind, group, &state, j);
 #pragma GCC unroll 2
-        for (int h = 0; h < halves; h++) decode_half(kind, group, state, j, half + h, f + 2 * h);
+        for (int h = 0; h < halves; h++) {
+            decode_half(kind, &column, &state, j, half + h, f + 2 * h);
+        }
 #pragma GCC unroll 6
         for (int t = 0; t < tokens; t++) {
             __m256 xk = _mm256_broadcast_ss(x[t] + k + (uint32_t)j);
@@ -249,7 +151,7 @@ INLINE void run_gemv(const enum kind kind, const int tokens, const struct duck_r
     }
 }
 
-/* ---- direct: several tiles of 3 to 6 tokens --------------------------------------------------- */
+/* ---- direct: several tiles of 3 to 6 tokens -------------------------------------------------- */
 
 #define DIRECT_ENTRIES_MAX 48u
 
@@ -299,24 +201,42 @@ INLINE void run_direct(const enum kind kind, const struct duck_run *run) {
 
 /* ---- GEMM: more tokens ----------------------------------------------------------------------- */
 
-/* Decode a block to w[column][32 rows in order], with the activations' power of two taken out, so
- * that the sums need none. */
+/* `cvt` would interleave the rows; for memory its bytes are decoded as `int` does. */
+INLINE enum kind memory_kind(const enum kind kind) {
+    return kind == KIND_FP8_CVT ? KIND_FP8_INT : kind == KIND_FP7_CVT ? KIND_FP7_INT : kind;
+}
+
+/* Decoded weights are multiplied by this, to leave float32's subnormal range, and the sums by the
+ * other one: together with the activations' x_scale that makes 1. */
+INLINE float kind_memory_factor(const enum kind kind) {
+    switch (kind) {
+    case KIND_FP7_INT: return 0x1p43f;
+    case KIND_FP7_CVT: return 0x1p126f;
+    case KIND_FP8_INT: return 0x1p34f;
+    default: return 0x1p120f;
+    }
+}
+INLINE float kind_memory_sum_scale(const enum kind kind) {
+    return kind == KIND_FP7_CVT ? 8.0f : 1.0f;
+}
+
+/* Decode a block to w[column][32 rows in order]. */
 INLINE void decode_block(const enum kind kind, const struct block *block, float *w) {
-    /* `cvt` would interleave the rows; here its bytes are decoded as `int` does. */
-    const enum kind by = kind == KIND_FP8_CVT ? KIND_FP8_INT : kind;
-    const __m256 factor = _mm256_set1_ps(kind == KIND_FP8_INT ? 0x1p34f : 0x1p120f);
+    const enum kind by = memory_kind(kind);
+    const __m256 factor = _mm256_set1_ps(kind_memory_factor(kind));
     const uint8_t *group = block->codes;
     const uint8_t *ahead = block->ahead;
     for (uint32_t k = 0; k < block->columns; k += 8) {
-        struct group_state state = load_group(kind, group);
+        struct group_state state = load_group(by, group);
         prefetch_group(kind, ahead);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
+            struct column column = load_column(by, group, &state, j);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 __m256 f[2];
-                decode_half(by, group, state, j, half, f);
-                if (by == KIND_FP8_INT) {
+                decode_half(by, &column, &state, j, half, f);
+                if (is_int(by)) {
                     f[0] = _mm256_mul_ps(f[0], factor);
                     f[1] = _mm256_mul_ps(f[1], factor);
                 }
@@ -395,7 +315,7 @@ INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
     for (uint32_t p = 0; p < run->panels; p++) {
         for (uint32_t g = 0; g < run->groups; g++) {
             struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
-            block.scale = scale_row(run, p)[g]; /* w carries no power of two */
+            block.scale = scale_row(run, p)[g] * kind_memory_sum_scale(kind);
             decode_block(kind, &block, w);
             for (uint32_t tile = 0; tile < tiles; tile++) {
                 uint32_t first = run->entries * tile / tiles;
@@ -434,6 +354,10 @@ INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
         }                                                                                          \
     }
 
+void duck_run_q4(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_q6(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_fp7_int(const struct duck_run *run) DUCK_HIDDEN;
+void duck_run_fp7_cvt(const struct duck_run *run) DUCK_HIDDEN;
 void duck_run_fp8_int(const struct duck_run *run) DUCK_HIDDEN;
 void duck_run_fp8_cvt(const struct duck_run *run) DUCK_HIDDEN;
 void duck_run_fp9_narrow(const struct duck_run *run) DUCK_HIDDEN;

@@ -23,13 +23,17 @@ static uint64_t measure(const struct duck_body *body, struct duck_run *run) {
     return best;
 }
 
-/* A run over the first columns of the first gate panel; activations are x_scale, i.e. 1. */
+/* A run over the first columns of the first gate panel; all activations are 1. */
 static struct duck_run trial_run(const struct duck_core *core, const struct duck_body *body) {
     const struct duck_directory *d = core->directory;
     const uint8_t *record = core->context->weights + DUCK_DIRECTORY_BYTES;
     uint32_t columns = d->hidden_size < COLUMNS_MAX ? d->hidden_size : COLUMNS_MAX;
     float *x = (float *)(core->context->scratch + sizeof(struct duck_shared));
-    for (uint32_t i = 0; i < DUCK_BLOCK; i++) x[i] = body->x_scale;
+    float ones[32];
+    for (uint32_t i = 0; i < 32; i++) ones[i] = 1.0f;
+    for (uint32_t place = 0; place < DUCK_BLOCK; place += 32) {
+        duck_place(ones, place, body->x_scale, x);
+    }
     struct duck_run run = {
         .codes = record + duck_record_header_bytes(d->hidden_size, d->first_row, d->rows),
         .scale = (const float *)record,

@@ -34,21 +34,53 @@ static inline float limit(float x) {
     return magnitude >= X_LIMIT ? infinite : kept;
 }
 
-void duck_prepare(const void *activation, uint8_t dtype, uint32_t count, float x_scale, float *x) {
+/* Activations as float32, limited. */
+void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x) {
     if (dtype == DUCK_DTYPE_BF16) {
         const uint16_t *in = activation;
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = limit(bits_float((uint32_t)in[i] << 16)) * x_scale;
-        }
+        for (uint32_t i = 0; i < count; i++) x[i] = limit(bits_float((uint32_t)in[i] << 16));
     } else {
         const float *in = activation;
-        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]) * x_scale;
+        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]);
     }
 }
 
-/* e^t for t limited to [-87, 88]; relative error below 2^-22.5 (tests/kernels measure it). t = n ln 2
- * + r with |r| <= ln 2 / 2 and n an integer found by adding 1.5 * 2^23; e^r by its Taylor
- * polynomial of degree 7, whose remainder is below 2^-27. */
+/* 32 values to int8: scale = largest / 127, rounded to nearest even. With a NaN or infinity the
+ * scale is one too, and so are the results. */
+static void place_int8(const float *x, uint32_t place, struct duck_int8_block *block) {
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        uint32_t magnitude = float_bits(x[i]) & 0x7FFFFFFFu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float shift = 0x1.8p23f;
+    float amax = bits_float(largest);
+    float inverse = largest == 0 ? 0.0f : 127.0f / amax;
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < 32; i++) {
+        float shifted = __builtin_fmaf(x[i], inverse, shift);
+        int32_t value = (int32_t)(float_bits(shifted) - float_bits(shift));
+        value = value > 127 ? 127 : value;
+        value = value < -127 ? -127 : value;
+        block->x[place + i] = (int8_t)value;
+        sum += value;
+    }
+    block->scale[place / 32] = amax / 127.0f;
+    block->sum[place / 32] = sum;
+}
+
+/* Put 32 limited values into columns place .. place + 31 of an activation block. */
+void duck_place(const float *x, uint32_t place, float x_scale, float *block) {
+    if (x_scale == 0.0f) {
+        place_int8(x, place, (struct duck_int8_block *)block);
+    } else {
+        for (uint32_t i = 0; i < 32; i++) block[place + i] = x[i] * x_scale;
+    }
+}
+
+/* e^t for t limited to [-87, 88]; relative error below 2^-22.5 (tests/kernels measure it).
+ * t = n ln 2 + r with |r| <= ln 2 / 2 and n an integer found by adding 1.5 * 2^23; e^r by its
+ * Taylor polynomial of degree 7, whose remainder is below 2^-27. */
 static inline float exp_limited(float t) {
     const float shift = 0x1.8p23f;
     t = t > 88.0f ? 88.0f : t;
@@ -69,10 +101,10 @@ static inline float exp_limited(float t) {
     return p * bits_float(exponent << 23);
 }
 
-void duck_activate(const float *gate, const float *up, uint32_t count, float x_scale, float *h) {
+void duck_activate(const float *gate, const float *up, uint32_t count, float *h) {
     for (uint32_t i = 0; i < count; i++) {
         float silu = gate[i] / (1.0f + exp_limited(-gate[i]));
-        h[i] = limit(silu * up[i]) * x_scale;
+        h[i] = limit(silu * up[i]);
     }
 }
 

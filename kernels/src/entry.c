@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A core's life in an experts session: check the weights, wait for calls, compute, agree that a call
- * is finished. Nothing of a session is kept outside of the context's memory.
+ * A core's life in an experts session: check the weights, wait for calls, compute, agree that a
+ * call is finished. Nothing of a session is kept outside of the context's memory.
  */
 #include <xmmintrin.h>
 

@@ -61,9 +61,12 @@ static void prepare_blocks(const struct duck_job *job, uint32_t begin, uint32_t 
     for (uint32_t b = begin; b < end; b++) {
         for (uint32_t t = 0; t < job->tokens; t++) {
             uint64_t from = ((uint64_t)t * job->hidden + b * DUCK_BLOCK) * value_bytes;
-            uint64_t to = ((uint64_t)b * job->tokens + t) * DUCK_BLOCK;
-            duck_prepare(job->activation + from, dtype, DUCK_BLOCK, job->body->x_scale,
-                         job->x + to);
+            float *block = job->x + ((uint64_t)b * job->tokens + t) * DUCK_BLOCK;
+            float x[DUCK_BLOCK];
+            duck_widen(job->activation + from, dtype, DUCK_BLOCK, x);
+            for (uint32_t place = 0; place < DUCK_BLOCK; place += 32) {
+                duck_place(x + place, place, job->body->x_scale, block);
+            }
         }
     }
 }
@@ -113,11 +116,13 @@ static void gate_up_chunk(const struct duck_core *core, const struct shape *s,
     uint32_t row = panel * DUCK_PANEL_ROWS;
     uint32_t group = row < s->group_first ? 0 : 1 + (row - s->group_first) / DUCK_BLOCK;
     uint32_t place = row < s->group_first ? row : (row - s->group_first) % DUCK_BLOCK;
-    float *h = job->h + (uint64_t)group * job->pairs * DUCK_BLOCK + place;
+    float *blocks = job->h + (uint64_t)group * job->pairs * DUCK_BLOCK;
     for (uint32_t i = 0; i < count; i++) {
+        float h[DUCK_PANEL_ROWS];
         duck_activate(job->gate + i * DUCK_PANEL_ROWS, job->up + i * DUCK_PANEL_ROWS,
-                      DUCK_PANEL_ROWS, job->body->x_scale,
-                      h + (uint64_t)job->entry_pair[first + i] * DUCK_BLOCK);
+                      DUCK_PANEL_ROWS, h);
+        duck_place(h, place, job->body->x_scale,
+                   blocks + (uint64_t)job->entry_pair[first + i] * DUCK_BLOCK);
     }
 }
 
@@ -146,7 +151,7 @@ static void gate_up_phase(const struct duck_core *core, const struct shape *s,
 
 /* ---- phase 2 --------------------------------------------------------------------------------- */
 
-/* Panels of one phase-2 unit: about four units per core, with their sums within the core's buffer. */
+/* Panels of one phase-2 unit: about four units per core, with sums that fit the core's buffer. */
 static uint32_t down_unit_panels(const struct duck_core *core, const struct duck_job *job) {
     uint32_t panels = job->hidden / DUCK_PANEL_ROWS;
     uint32_t cores = core->context->core_count;

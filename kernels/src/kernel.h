@@ -39,8 +39,8 @@ struct duck_run {
     uint32_t first_columns; /* columns of group 0 */
     uint32_t columns;       /* of a panel; groups after the first have 128, the last the rest */
     uint32_t entries;
-    uint32_t gemm_entries;   /* from this count on, blocks are decoded to memory first */
-    const float *x;          /* activations: x + group * x_group_stride + x_row[entry] * 128 */
+    uint32_t gemm_entries; /* from this count on, blocks are decoded to memory first */
+    const float *x;        /* activation blocks: x + group * x_group_stride + x_row[entry] * 128 */
     uint64_t x_group_stride; /* in floats */
     const uint32_t *x_row;
     float *out; /* out[out_row[entry] * out_stride + 32 * panel + row] */
@@ -48,10 +48,19 @@ struct duck_run {
     const uint32_t *out_row; /* null: entry i goes to row i */
 };
 
+/* What bodies with x_scale 0 find in an activation block of 128 floats: per 32 columns integers,
+ * the float that a step of 1 stands for, and their sum. */
+struct duck_int8_block {
+    int8_t x[DUCK_BLOCK];
+    float scale[DUCK_BLOCK / 32];
+    int32_t sum[DUCK_BLOCK / 32];
+};
+static_assert(sizeof(struct duck_int8_block) <= 4 * DUCK_BLOCK, "fits into a block of floats");
+
 struct duck_body {
     const char *name;
     uint32_t format; /* enum duck_format */
-    float x_scale;   /* activations are multiplied by this power of two beforehand */
+    float x_scale; /* activations are multiplied by this power of two; 0: struct duck_int8_block */
     void (*run)(const struct duck_run *run);
     bool has_gemm; /* looks at duck_run.gemm_entries */
 };
@@ -143,10 +152,9 @@ bool duck_run_experts(const struct duck_core *core, struct duck_job *job) DUCK_H
 bool duck_barrier(const struct duck_core *core) DUCK_HIDDEN;
 
 /* Element-wise arithmetic (element.c). Counts are multiples of 32. */
-void duck_prepare(const void *activation, uint8_t dtype, uint32_t count, float x_scale,
-                  float *x) DUCK_HIDDEN;
-void duck_activate(const float *gate, const float *up, uint32_t count, float x_scale,
-                   float *h) DUCK_HIDDEN;
+void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x) DUCK_HIDDEN;
+void duck_activate(const float *gate, const float *up, uint32_t count, float *h) DUCK_HIDDEN;
+void duck_place(const float *x, uint32_t place, float x_scale, float *block) DUCK_HIDDEN;
 void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) DUCK_HIDDEN;
 void duck_store(const float *y, uint8_t dtype, uint32_t count, void *output) DUCK_HIDDEN;
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from duckctl.native import native_path
 
-FP8, FP9 = 8, 9
+Q4, Q6, FP7, FP8, FP9 = 4, 6, 7, 8, 9
+LOSSLESS = (FP8, FP9)
 SOURCE_E4M3, SOURCE_BF16 = 1, 2
 BLOCK = 128
 

@@ -19,14 +19,18 @@ READ_AHEAD = 8192
 CALL = struct.Struct("<IIIIIBBHII")
 MAGIC = 0x4C4C4143
 
+FORMATS = (packing.Q4, packing.Q6, packing.FP7, packing.FP8, packing.FP9)
 BODIES = {  # number of each body in its ELF, by format
-    "scalar": {packing.FP8: 1, packing.FP9: 1},
-    "int": {packing.FP8: 1},
-    "cvt": {packing.FP8: 2},
+    "scalar": dict.fromkeys(FORMATS, 1),
+    "madd": {packing.Q4: 1, packing.Q6: 1},
+    "int": {packing.FP7: 1, packing.FP8: 1},
+    "cvt": {packing.FP7: 2, packing.FP8: 2},
     "wide": {packing.FP9: 1},
     "narrow": {packing.FP9: 2},
 }
-BODIES_OF = {packing.FP8: ("scalar", "int", "cvt"), packing.FP9: ("scalar", "wide", "narrow")}
+BODIES_OF = {
+    fmt: tuple(name for name, numbers in BODIES.items() if fmt in numbers) for fmt in FORMATS
+}
 
 
 class Options(ctypes.Structure):
@@ -94,6 +98,11 @@ class Layer:
 
     def slice_weights(self, expert: int) -> tuple[packing.F32, packing.F32, packing.F32]:
         """gate, up [rows, hidden], down [hidden, rows] in float32."""
+        if self.fmt not in packing.LOSSLESS:
+            size = packing.record_bytes(self.fmt, self.hidden, self.first_row, self.rows)
+            at = 4096 + expert * size
+            record = np.frombuffer(self.region[at : at + size], np.uint8).copy()
+            return packing.unpack(record, self.fmt, self.hidden, self.first_row, self.rows)
         part = slice(self.first_row, self.first_row + self.rows)
         source = self.experts[expert]
         gate, up, down = (

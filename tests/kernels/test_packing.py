@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import packing
 import pytest
-from packing import FP8, FP9
+from packing import FP7, FP8, FP9, Q4, Q6
 
 SEED = 20260101
 SHAPES = [  # hidden, moe, first_row, rows
@@ -72,7 +72,7 @@ def test_padding_is_zero_and_the_layout_is_the_documented_one() -> None:
     assert record[at] == expert.data[2][2 * 32 + 17, 5]
 
 
-@pytest.mark.parametrize("fmt", [FP8, FP9])
+@pytest.mark.parametrize("fmt", [Q4, Q6, FP7, FP8, FP9])
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
 @pytest.mark.parametrize(
     ("matrix", "row", "column"), [(0, 32, 0), (1, 95, 255), (2, 255, 95), (2, 0, 32)]
@@ -143,6 +143,9 @@ def code_values(fmt: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """All non-negative finite values of a format, in code order."""
     if fmt == FP8:
         return packing.E4M3[:0x7F].astype(np.float64)
+    if fmt == FP7:
+        codes = np.arange(64)
+        return np.where(codes < 8, codes, (8 + codes % 8) * 2.0 ** (codes // 8 - 1))
     halves = (np.arange(0xF8, dtype=np.uint16) << 7).view(np.float16)
     return halves.astype(np.float64)
 
@@ -169,7 +172,7 @@ def bf16_expert(rng: np.random.Generator, fmt: int, hidden: int, moe: int) -> pa
     )
 
 
-@pytest.mark.parametrize("fmt", [FP8, FP9])
+@pytest.mark.parametrize("fmt", [FP7, FP8, FP9])
 def test_bf16_rounds_to_nearest_even_and_reports_the_error(fmt: int) -> None:
     hidden, moe, first_row, rows = 256, 160, 96, 64
     expert = bf16_expert(np.random.default_rng(SEED), fmt, hidden, moe)
@@ -187,6 +190,70 @@ def test_bf16_rounds_to_nearest_even_and_reports_the_error(fmt: int) -> None:
         assert report.squared_error[m] == pytest.approx(float(error.sum()), rel=1e-4)
         square = source[index].astype(np.float64) ** 2
         assert report.squared_sum[m] == pytest.approx(float(square.sum()), rel=1e-4)
+
+
+def gaussian_e4m3(rng: np.random.Generator, hidden: int, moe: int) -> packing.Expert:
+    """Gaussian weights as an FP8 checkpoint has them: block scale amax / 448."""
+    data: list[packing.U8] = []
+    scales: list[packing.F32] = []
+    for rows, columns in ((moe, hidden), (moe, hidden), (hidden, moe)):
+        values = rng.normal(0, 0.02, (rows, columns)).astype(np.float32)
+        tall, wide = packing.grid_shape(rows, columns)
+        padded = np.zeros((tall * 128, wide * 128), np.float32)
+        padded[:rows, :columns] = np.abs(values)
+        scale = padded.reshape(tall, 128, wide, 128).max((1, 3)) / np.float32(448)
+        blocks = np.repeat(np.repeat(scale, 128, 0)[:rows], 128, 1)[:, :columns]
+        magnitude = np.abs(nearest_even(FP8, values / blocks))
+        codes = np.searchsorted(packing.E4M3[:0x7F], magnitude).astype(np.uint8)
+        data.append(codes | np.where(values < 0, 0x80, 0).astype(np.uint8))
+        scales.append(scale)
+    return packing.Expert(tuple(data), tuple(scales), packing.SOURCE_E4M3)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "low", "high"), [(FP7, 0.0002, 0.0004), (Q6, 0.015, 0.026), (Q4, 0.07, 0.09)]
+)
+def test_lossy_formats_cost_what_the_documentation_says(fmt: int, low: float, high: float) -> None:
+    """Relative RMS error of Gaussian FP8 weights; the report agrees with the unpacked values."""
+    hidden, moe, first_row, rows = 256, 320, 96, 160
+    expert = gaussian_e4m3(np.random.default_rng(SEED), hidden, moe)
+    record, report = packing.pack(expert, fmt, first_row, rows)
+    unpacked = packing.unpack(record, fmt, hidden, first_row, rows)
+    part = slice(first_row, first_row + rows)
+    for m, index in enumerate(((part,), (part,), (slice(None), part))):
+        source = packing.dequantise(expert.data[m], expert.scale[m])[index].astype(np.float64)
+        error, square = float(((unpacked[m] - source) ** 2).sum()), float((source**2).sum())
+        assert low < (error / square) ** 0.5 < high
+        assert report.squared_error[m] == pytest.approx(error, rel=1e-3)
+        assert report.squared_sum[m] == pytest.approx(square, rel=1e-3)
+
+
+@pytest.mark.parametrize("fmt", [Q4, Q6, FP7, FP8, FP9])
+def test_a_slice_holds_what_the_whole_holds(fmt: int) -> None:
+    """How an expert is cut does not change its weights: rounding looks at whole source blocks."""
+    expert = gaussian_e4m3(np.random.default_rng(SEED), 256, 256)
+    whole = packing.unpack(packing.pack(expert, fmt, 0, 256)[0], fmt, 256, 0, 256)
+    for first_row, rows in ((0, 64), (64, 96), (160, 96)):
+        record, _ = packing.pack(expert, fmt, first_row, rows)
+        gate, up, down = packing.unpack(record, fmt, 256, first_row, rows)
+        part = slice(first_row, first_row + rows)
+        assert np.array_equal(gate, whole[0][part])
+        assert np.array_equal(up, whole[1][part])
+        assert np.array_equal(down, whole[2][:, part])
+
+
+def test_fp7_keeps_the_upper_exponents_exactly() -> None:
+    """Codes whose exponent is within 6 of the block's largest come back unchanged."""
+    rng = np.random.default_rng(SEED)
+    expert = packing.random_expert(rng, 128, 128)
+    expert.data[0][0, 0] = 0x7E
+    record, _ = packing.pack(expert, FP7, 0, 128)
+    gate, _, _ = packing.unpack(record, FP7, 128, 0, 128)
+    source = packing.dequantise(expert.data[0], expert.scale[0])
+    exact = (expert.data[0].astype(np.uint8) & 0x7F) >= (15 - 6) << 3
+    assert np.array_equal(gate[exact], source[exact])
+    half_unit = 0.25 * float(expert.scale[0][0, 0])
+    assert float(np.max(np.abs(gate - source))) <= half_unit * (1 + 2**-20)
 
 
 def test_fp9_scales_are_powers_of_two_near_the_top_of_the_range() -> None:
@@ -215,7 +282,8 @@ def test_fp8_scales_are_amax_over_448_and_one_for_zero_blocks() -> None:
 def test_bf16_nan_and_infinity_are_refused(fmt: int, value: int) -> None:
     expert = bf16_expert(np.random.default_rng(SEED), fmt, 128, 128)
     expert.data[1][70, 3] = value
-    scales = (expert.scale[0], packing.bf16_scales(fmt, expert.data[1]), expert.scale[2])  # type: ignore[arg-type]
+    up_scale = packing.bf16_scales(fmt, expert.data[1].astype(np.uint16))
+    scales = (expert.scale[0], up_scale, expert.scale[2])
     broken = packing.Expert(expert.data, scales, packing.SOURCE_BF16)
     with pytest.raises(packing.PackError, match="up row 70, column 3 is not finite"):
         packing.pack(broken, fmt, 64, 64)

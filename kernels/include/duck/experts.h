@@ -9,9 +9,10 @@
  *                 float    weight[token_count][top_k]      routed_scaling_factor included
  *                 zero bytes up to a multiple of 64, counted from the start of the message
  *                 activation[token_count][hidden_size]     float32 or bf16
- * RESULT message  output[token_count][hidden_size]         float32 or bf16: this duck's partial sums
+ * RESULT message  output[token_count][hidden_size]         float32 or bf16: partial sums
  *
- *     y[t] = sum over j of weight[t][j] * down_e( silu(gate_e(x[t])) * up_e(x[t]) ),  e = expert[t][j]
+ *     y[t] = sum over j of weight[t][j] * down_e( silu(gate_e(x[t])) * up_e(x[t]) ),
+ *            e = expert[t][j],
  *
  * restricted to the duck's slice of the MoE intermediate rows. The result of one token does not
  * depend on the other tokens of the call, on core_count, or on the body used: fixed reduction order
