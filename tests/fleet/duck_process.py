@@ -15,8 +15,8 @@ from fleet_files import fleet_content, write_json, write_key
 from duckctl.native import native_path
 from host_runtime.fleet.config import FleetConfig, load_fleet
 
-START_S_MAX = 10.0
-STOP_S_MAX = 5.0
+START_S_MAX = 30.0
+STOP_S_MAX = 15.0
 
 
 class Duck:
