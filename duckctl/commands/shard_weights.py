@@ -30,7 +30,7 @@ def shard_weights(
     fmt: str = typer.Option(
         "fp9",
         "--format",
-        help="fp8 or fp9 keep FP8 weights exactly; fp7, q6 and q4 are smaller and faster, not exact.",
+        help="fp8, fp9: FP8 weights stay exact. fp7, q6, q4: smaller and faster, not exact.",
     ),
     weights: str | None = typer.Option(
         None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1."
