@@ -74,7 +74,8 @@ def _convert_rate(checkpoint: Checkpoint, plan: ShardPlan, threads: int) -> floa
             if not hasattr(state, "reader"):
                 state.reader = ExpertReader(files, library, plan.fmt)
                 state.record = np.empty(max(x.record_bytes for x in layouts), np.uint8)
-            matrices, _ = state.reader.read(source)
+            state.reader.load(source)
+            matrices, _ = state.reader.decode()
             for layout in layouts:
                 library.pack_record(layout, matrices, state.record[: layout.record_bytes])
             return source.size_bytes

@@ -1,24 +1,26 @@
-"""The conversion pipeline: read + hash + pack on all cores, write + hash behind it.
+"""The conversion pipeline: read, then hash + pack on all cores, then hash + write.
 
 Experts go through in batches of one layer. While the writers append batch k to the pieces (one
 task per slice, so each piece is written and hashed in order), the packers fill the other buffer
-with batch k + 1. All memory is two output buffers and one expert per packer, sized up front from
-the memory limit; a finished layer's fsyncs run behind the next layer's work.
+with batch k + 1, and the readers fetch what follows. All memory is two output buffers and a fixed
+number of experts as read, sized up front from the memory limit; a finished layer's fsyncs run
+behind the next layer's work.
 """
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from duckctl.shards.checkpoint import Checkpoint, ExpertSource
 from duckctl.shards.errors import PlanError
-from duckctl.shards.manifest import Piece, pieces_of
+from duckctl.shards.manifest import pieces_of
+from duckctl.shards.memory import aligned_bytes
 from duckctl.shards.native import Bytes, PackError, PackLibrary
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.reader import ExpertReader, FileTable, reader_bytes
@@ -27,8 +29,8 @@ from duckctl.shards.store import JournalEntry, PieceWriter, fsync_directory
 WRITERS_MAX = 8
 LAYERS_UNFINISHED_MAX = 2  # layers whose fsyncs may still run while later ones are packed
 RESERVE_BYTES = 400 << 20  # interpreter, libraries, headers of a 92,000-tensor checkpoint
-BATCH_EXPERTS_MAX = 64  # beyond this, larger batches only add memory
-DROP_CACHE_FILE_BYTES = 1 << 30  # smaller checkpoints may stay in the page cache
+BATCH_EXPERTS_MAX = 16  # beyond this, larger batches only add memory
+READERS = 4  # enough to keep a disk busy with 15 MB reads
 
 LayerDone = Callable[[int, Mapping[str, str], list[JournalEntry]], None]
 Advance = Callable[[int], None]
@@ -39,6 +41,7 @@ class Budget:
     """How a memory limit is spent."""
 
     threads: int
+    loaded_experts: int  # read, and waiting for a packer or being packed
     batch_experts: int
     memory_bytes: int  # what the pipeline allocates at most, reserve included
 
@@ -46,19 +49,20 @@ class Budget:
 def make_budget(
     checkpoint: Checkpoint, plan: ShardPlan, threads: int, memory_limit_bytes: int
 ) -> Budget:
-    """Threads and batch size that keep the limit; refused when one expert does not fit."""
+    """Threads and sizes that keep the limit; refused when two experts do not fit."""
     source = max(reader_bytes(checkpoint.experts(layer)[0]) for layer in plan.shape.layers)
     output = 2 * sum(layout.record_bytes for layout in plan.layouts)
-    least = RESERVE_BYTES + source + output
+    least = RESERVE_BYTES + 2 * source + output
     if memory_limit_bytes < least:
         raise PlanError(
             f"--memory-limit {memory_limit_bytes >> 20} MiB is too small for this model",
             f"it needs at least {(least >> 20) + 1} MiB",
         )
-    threads = max(1, min(threads, (memory_limit_bytes - RESERVE_BYTES) // (source + output)))
-    room = memory_limit_bytes - RESERVE_BYTES - threads * source
-    batch = min(room // output, BATCH_EXPERTS_MAX, plan.shape.expert_count)
-    return Budget(threads, batch, RESERVE_BYTES + threads * source + batch * output)
+    room = memory_limit_bytes - RESERVE_BYTES
+    # One expert per packer and one per reader, as far as half of the room goes.
+    loaded = max(2, min(threads + READERS, (room - output) // source, room // 2 // source))
+    batch = min((room - loaded * source) // output, BATCH_EXPERTS_MAX, plan.shape.expert_count)
+    return Budget(threads, loaded, batch, RESERVE_BYTES + loaded * source + batch * output)
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,28 @@ class _Batch:
     is_last: bool
 
 
+_Packed = tuple[dict[str, str], dict[int, PackError]]  # tensor digests; slice -> error
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """Threads that wait for the disk, threads that compute, threads that write."""
+
+    readers: ThreadPoolExecutor
+    packers: ThreadPoolExecutor
+    writers: ThreadPoolExecutor
+
+    def shutdown(self) -> None:
+        for pool in (self.readers, self.packers, self.writers):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass
 class _LayerState:
     """A layer on its way through: its writers and what was learnt about it."""
 
     layer: int
-    writers: Mapping[int, PieceWriter]
+    writers: dict[int, PieceWriter]
     digests: dict[str, str] = field(default_factory=dict)
     errors: dict[int, ErrorSum] = field(default_factory=dict)
     finishing: list[tuple[int, Future[str]]] = field(default_factory=list)
@@ -112,61 +132,67 @@ class Pipeline:
         self._layouts = plan.layouts
         self._library = PackLibrary()
         self._pieces = {(piece.layer, piece.slice_index): piece for piece in pieces_of(plan)}
-        self._drop = any(file.size_bytes >= DROP_CACHE_FILE_BYTES for file in checkpoint.files)
         self._stopped = threading.Event()
-        self._local = threading.local()
+        self._free: queue.SimpleQueue[ExpertReader | None] = queue.SimpleQueue()
+        self._tickets = itertools.count()
+        self._next_read = 0
+        self._turn = threading.Condition()
         self._layers: dict[int, _LayerState] = {}
 
     def run(self, layer_done: LayerDone, advance: Advance) -> None:
         """Makes every piece of the work; on any error unfinished pieces are removed."""
-        writers = min(WRITERS_MAX, len(self._plan.slices))
         with FileTable(file.path for file in self._checkpoint.files) as files:
-            packers = ThreadPoolExecutor(self._budget.threads, "pack")
-            pool = ThreadPoolExecutor(writers, "write")
+            for _ in range(self._budget.loaded_experts):
+                self._free.put(ExpertReader(files, self._library, self._plan.fmt))
+            pools = _Pools(
+                ThreadPoolExecutor(READERS, "read"),
+                ThreadPoolExecutor(self._budget.threads, "pack"),
+                ThreadPoolExecutor(min(WRITERS_MAX, len(self._plan.slices)), "write"),
+            )
             try:
-                self._run(files, packers, pool, layer_done, advance)
+                self._run(pools, layer_done, advance)
             except BaseException:
                 self._stopped.set()
-                packers.shutdown(wait=True, cancel_futures=True)
-                pool.shutdown(wait=True, cancel_futures=True)
+                self._free.put(None)  # wakes the one whose turn it is, if it waits for a reader
+                with self._turn:
+                    self._turn.notify_all()  # wakes those that wait for their turn
+                pools.shutdown()
                 self._discard()
                 raise
-            packers.shutdown()
-            pool.shutdown()
+            pools.shutdown()
 
-    def _run(
-        self,
-        files: FileTable,
-        packers: ThreadPoolExecutor,
-        pool: ThreadPoolExecutor,
-        layer_done: LayerDone,
-        advance: Advance,
-    ) -> None:
+    def _run(self, pools: _Pools, layer_done: LayerDone, advance: Advance) -> None:
         buffers = self._buffers()
+        batches = self._batches()
+        batch = next(batches, None)
+        reads = self._start_reads(pools, batch)
         writes: list[Future[None]] = []
         previous: _Batch | None = None
-        for index, batch in enumerate(self._batches()):
-            buffer = buffers[index % 2]
+        turn = 0
+        while batch is not None:
+            buffer = buffers[turn % 2]
             packs = [
-                packers.submit(self._pack, files, source, buffer, position, ahead)
-                for position, (source, ahead) in enumerate(self._with_ahead(batch))
+                pools.packers.submit(self._pack, source, read, buffer, position)
+                for position, (source, read) in enumerate(zip(batch.experts, reads, strict=True))
             ]
+            following = next(batches, None)
+            reads = self._start_reads(pools, following)
             results = [future.result() for future in packs]
-            self._end_batch(previous, writes, pool)
+            self._end_batch(previous, writes, pools.writers)
             self._finish_layers(layer_done, LAYERS_UNFINISHED_MAX)
-            state = self._begin_layer(batch) if batch.is_first else self._layers[batch.layer]
-            for digests, errors in results:
-                state.digests.update(digests)
-                for part, error in errors.items():
-                    state.errors.setdefault(part, ErrorSum()).add(error)
+            state = self._layer_state(batch, results)
             writes = [
-                pool.submit(self._write, writer, buffer[part], len(batch.experts))
+                pools.writers.submit(self._write, writer, buffer[part], len(batch.experts))
                 for part, writer in state.writers.items()
             ]
             advance(sum(source.size_bytes for source in batch.experts))
-            previous = batch
-        self._end_batch(previous, writes, pool)
+            previous, batch, turn = batch, following, turn + 1
+        self._end_batch(previous, writes, pools.writers)
         self._finish_layers(layer_done, 0)
+
+    def _start_reads(self, pools: _Pools, batch: _Batch | None) -> list[Future[ExpertReader]]:
+        experts = batch.experts if batch is not None else ()
+        return [pools.readers.submit(self._read, source, next(self._tickets)) for source in experts]
 
     def _batches(self) -> Iterator[_Batch]:
         step = self._budget.batch_experts
@@ -176,53 +202,53 @@ class Pipeline:
                 part = experts[start : start + step]
                 yield _Batch(layer, part, start == 0, start + step >= len(experts))
 
-    def _with_ahead(self, batch: _Batch) -> Iterator[tuple[ExpertSource, ExpertSource | None]]:
-        """Each expert with the one that the disk should fetch meanwhile."""
-        experts = self._checkpoint.experts(batch.layer)
-        for source in batch.experts:
-            ahead = source.expert + self._budget.threads
-            yield source, experts[ahead] if ahead < len(experts) else None
-
     def _buffers(self) -> tuple[dict[int, Bytes], dict[int, Bytes]]:
         """Two output buffers: per slice the records of one batch, back to back."""
         slices = sorted({part for parts in self._work.values() for part in parts})
         count = self._budget.batch_experts
         first, second = (
-            {part: np.empty(count * self._layouts[part].record_bytes, np.uint8) for part in slices}
+            {part: aligned_bytes(count * self._layouts[part].record_bytes) for part in slices}
             for _ in range(2)
         )
         return first, second
 
-    def _reader(self, files: FileTable) -> ExpertReader:
-        if not hasattr(self._local, "reader"):
-            self._local.reader = ExpertReader(files, self._library, self._plan.fmt)
-        reader: ExpertReader = self._local.reader
+    def _read(self, source: ExpertSource, ticket: int) -> ExpertReader:
+        """Waits for a free reader and fills it; the packer gives it back."""
+        with self._turn:
+            # In the order of the experts: were a later one to take the last reader, the packers
+            # would wait for an earlier one for ever.
+            self._turn.wait_for(lambda: self._next_read == ticket or self._stopped.is_set())
+            reader = None if self._stopped.is_set() else self._free.get()
+            self._next_read += 1
+            self._turn.notify_all()
+        if reader is None:
+            raise CancelledError
+        try:
+            reader.load(source)
+        except BaseException:
+            self._free.put(reader)
+            raise
         return reader
 
     def _pack(
         self,
-        files: FileTable,
         source: ExpertSource,
+        read: Future[ExpertReader],
         buffer: Mapping[int, Bytes],
         position: int,
-        ahead: ExpertSource | None,
-    ) -> tuple[dict[str, str], dict[int, PackError]]:
-        """Reads one expert and packs it for every slice that is to be made."""
-        if self._stopped.is_set():
-            return {}, {}
-        if ahead is not None:
-            for matrix in ahead.matrices:
-                files.will_need(matrix.path, matrix.offset, matrix.size_bytes)
-        matrices, digests = self._reader(files).read(source)
-        errors = {}
-        for part in self._work[source.layer]:
-            size = self._layouts[part].record_bytes
-            record = buffer[part][position * size : (position + 1) * size]
-            errors[part] = self._library.pack_record(self._layouts[part], matrices, record)
-        if self._drop:
-            for matrix in source.matrices:
-                files.drop(matrix.path, matrix.offset, matrix.size_bytes)
-        return digests, errors
+    ) -> _Packed:
+        """Packs one expert for every slice that is to be made."""
+        reader = read.result()
+        try:
+            matrices, digests = reader.decode()
+            errors = {}
+            for part in self._work[source.layer]:
+                size = self._layouts[part].record_bytes
+                record = buffer[part][position * size : (position + 1) * size]
+                errors[part] = self._library.pack_record(self._layouts[part], matrices, record)
+            return digests, errors
+        finally:
+            self._free.put(reader)
 
     def _write(self, writer: PieceWriter, records: Bytes, count: int) -> None:
         if self._stopped.is_set():
@@ -230,15 +256,20 @@ class Pipeline:
         size = self._layouts[writer.piece.slice_index].record_bytes
         writer.write(records.data[: count * size])
 
-    def _begin_layer(self, batch: _Batch) -> _LayerState:
-        writers: dict[int, PieceWriter] = {}
-        state = self._layers[batch.layer] = _LayerState(batch.layer, writers)
-        for part in self._work[batch.layer]:
-            writers[part] = PieceWriter(self._directory, self._piece(batch.layer, part))
+    def _layer_state(self, batch: _Batch, results: Sequence[_Packed]) -> _LayerState:
+        """The batch's layer, with what packing this batch has told."""
+        if batch.is_first:
+            self._layers[batch.layer] = _LayerState(batch.layer, {})
+        state = self._layers[batch.layer]
+        if batch.is_first:
+            for part in self._work[batch.layer]:
+                piece = self._pieces[(batch.layer, part)]
+                state.writers[part] = PieceWriter(self._directory, piece)
+        for digests, errors in results:
+            state.digests.update(digests)
+            for part, error in errors.items():
+                state.errors.setdefault(part, ErrorSum()).add(error)
         return state
-
-    def _piece(self, layer: int, part: int) -> Piece:
-        return self._pieces[(layer, part)]
 
     def _end_batch(
         self, batch: _Batch | None, writes: Sequence[Future[None]], pool: ThreadPoolExecutor

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -12,23 +15,37 @@ import numpy as np
 
 from duckctl.shards.checkpoint import ExpertSource, MatrixSource
 from duckctl.shards.layout import BLOCK, ceil_div
+from duckctl.shards.memory import PAGE_BYTES, aligned_bytes, round_down, round_up
 from duckctl.shards.native import Bytes, Floats, Matrix, PackLibrary
-from duckctl.shards.safetensors import TensorEntry, open_regular, read_exactly
+from duckctl.shards.safetensors import TensorEntry, open_regular, read_exactly, read_pages
 
 DIGEST_BUFFER_BYTES = 4 << 20
+DIRECT_FILE_BYTES_MIN = 512 << 20  # smaller files may well be in the page cache already
 
 
 class FileTable:
-    """Open source files, each opened once; positions are explicit, so threads share them."""
+    """Open source files, each opened once; positions are explicit, so threads share them.
+
+    Large files are read past the page cache: a checkpoint is read once, and what the cache would
+    keep of it costs copies and pushes out everything else.
+    """
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._descriptors: dict[Path, int] = {}
+        self._direct: dict[Path, int] = {}
         try:
             for path in paths:
                 self._descriptors[path] = open_regular(path)
+                if os.fstat(self._descriptors[path]).st_size >= DIRECT_FILE_BYTES_MIN:
+                    self._open_direct(path)
         except BaseException:
             self.close()
             raise
+
+    def _open_direct(self, path: Path) -> None:
+        # EINVAL: the file system has no direct I/O; reading through the cache does as well.
+        with contextlib.suppress(OSError):
+            self._direct[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
 
     def __enter__(self) -> FileTable:
         return self
@@ -42,74 +59,104 @@ class FileTable:
         self.close()
 
     def close(self) -> None:
-        for descriptor in self._descriptors.values():
+        for descriptor in (*self._descriptors.values(), *self._direct.values()):
             os.close(descriptor)
         self._descriptors.clear()
+        self._direct.clear()
 
     def read(self, path: Path, offset: int, buffer: memoryview) -> None:
+        """Fills ``buffer`` from ``offset`` through the page cache."""
         read_exactly(self._descriptors[path], buffer, offset, path)
 
-    def will_need(self, path: Path, offset: int, size_bytes: int) -> None:
-        """Lets the disk work ahead while the processor packs."""
-        os.posix_fadvise(self._descriptors[path], offset, size_bytes, os.POSIX_FADV_WILLNEED)
+    def read_large(self, path: Path, offset: int, size_bytes: int, area: Bytes) -> Bytes:
+        """Reads into a page-aligned ``area`` (area_bytes() long); returns the part that was asked.
 
-    def drop(self, path: Path, offset: int, size_bytes: int) -> None:
-        """Read once: keeps a checkpoint from pushing everything else out of the page cache."""
-        os.posix_fadvise(self._descriptors[path], offset, size_bytes, os.POSIX_FADV_DONTNEED)
+        Direct I/O reads whole pages, so the data begins somewhere in the area's first page.
+        """
+        start = round_down(offset)
+        data = area[offset - start : offset - start + size_bytes]
+        descriptor = self._direct.get(path)
+        if descriptor is None:
+            read_exactly(self._descriptors[path], data.data, offset, path)
+            return data
+        whole = area[: round_up(offset + size_bytes) - start]
+        read_pages(descriptor, whole.data, start, offset + size_bytes - start, path)
+        return data
+
+
+def area_bytes(size_bytes: int) -> int:
+    """Size of the area that read_large needs for a tensor, wherever it lies in its file."""
+    return round_up(size_bytes) + PAGE_BYTES
 
 
 def reader_bytes(source: ExpertSource) -> int:
     """Memory of an ExpertReader for experts of this size."""
-    scales = sum(
-        _scale_shape(matrix)[0] * _scale_shape(matrix)[1] * 4 for matrix in source.matrices
-    )
-    return sum(matrix.size_bytes for matrix in source.matrices) + scales
+    scales = sum(4 * math.prod(_scale_shape(matrix)) for matrix in source.matrices)
+    return sum(area_bytes(matrix.size_bytes) for matrix in source.matrices) + scales
 
 
 def _scale_shape(matrix: MatrixSource) -> tuple[int, int]:
     return ceil_div(matrix.rows, BLOCK), ceil_div(matrix.columns, BLOCK)
 
 
+@dataclass
+class _Loaded:
+    """One matrix as read: codes, and scales as stored (none for bf16)."""
+
+    source: MatrixSource
+    data: Bytes
+    raw_scale: bytes
+
+
 class ExpertReader:
-    """Buffers of one worker; what ``read`` returns is valid until the next call."""
+    """Buffers for one expert. ``load`` waits for the disk, ``decode`` uses the processor."""
 
     def __init__(self, files: FileTable, library: PackLibrary, fmt: str) -> None:
         self._files = files
         self._library = library
         self._format = fmt
-        self._buffers: list[Bytes] = [np.empty(0, np.uint8)] * 3
+        self._areas: list[Bytes] = [aligned_bytes(0)] * 3
+        self._loaded: list[_Loaded] = []
 
-    def read(self, source: ExpertSource) -> tuple[tuple[Matrix, ...], dict[str, str]]:
-        """Matrices gate, up, down of one expert, and the sha256 of every tensor read."""
+    def load(self, source: ExpertSource) -> None:
+        """Reads the expert's byte ranges; the last expert's are overwritten."""
+        self._loaded = []
+        for index, matrix in enumerate(source.matrices):
+            if len(self._areas[index]) < area_bytes(matrix.size_bytes):
+                self._areas[index] = aligned_bytes(area_bytes(matrix.size_bytes))
+            data = self._files.read_large(
+                matrix.path, matrix.offset, matrix.size_bytes, self._areas[index]
+            )
+            raw = bytearray(matrix.scale.size_bytes if matrix.scale else 0)
+            if matrix.scale is not None:
+                self._files.read(matrix.scale.path, matrix.scale.offset, memoryview(raw))
+            self._loaded.append(_Loaded(matrix, data, bytes(raw)))
+
+    def decode(self) -> tuple[tuple[Matrix, ...], dict[str, str]]:
+        """Matrices gate, up, down, valid until the next load, and each tensor's sha256."""
         digests: dict[str, str] = {}
-        matrices = tuple(
-            self._matrix(index, matrix, digests) for index, matrix in enumerate(source.matrices)
-        )
-        return matrices, digests
+        return tuple(self._decode(loaded, digests) for loaded in self._loaded), digests
 
-    def _matrix(self, index: int, source: MatrixSource, digests: dict[str, str]) -> Matrix:
-        if len(self._buffers[index]) < source.size_bytes:
-            self._buffers[index] = np.empty(source.size_bytes, np.uint8)
-        data = self._buffers[index][: source.size_bytes]
-        self._files.read(source.path, source.offset, data.data)
-        digests[source.name] = hashlib.sha256(data.data).hexdigest()
+    def _decode(self, loaded: _Loaded, digests: dict[str, str]) -> Matrix:
+        source = loaded.source
+        digests[source.name] = hashlib.sha256(loaded.data.data).hexdigest()
         if source.scale is not None:
-            scale = self._stored_scale(source.scale, digests)
-            return Matrix(source.name, source.dtype, source.rows, source.columns, data, scale)
-        scale = np.empty(_scale_shape(source), np.float32)
-        matrix = Matrix(source.name, source.dtype, source.rows, source.columns, data, scale)
-        self._library.bf16_scales(self._format, matrix, scale)
+            digests[source.scale.name] = hashlib.sha256(loaded.raw_scale).hexdigest()
+            scale = _stored_scale(source.scale, loaded.raw_scale)
+        else:
+            scale = np.empty(_scale_shape(source), np.float32)
+        matrix = Matrix(source.name, source.dtype, source.rows, source.columns, loaded.data, scale)
+        if source.scale is None:
+            self._library.bf16_scales(self._format, matrix, scale)
         return matrix
 
-    def _stored_scale(self, entry: TensorEntry, digests: dict[str, str]) -> Floats:
-        raw = bytearray(entry.size_bytes)
-        self._files.read(entry.path, entry.offset, memoryview(raw))
-        digests[entry.name] = hashlib.sha256(raw).hexdigest()
-        if entry.dtype == "F32":
-            return np.frombuffer(raw, "<f4").reshape(entry.shape)
-        # bf16 is the upper half of a float32: exact.
-        widened = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
-        return widened.view(np.float32).reshape(entry.shape)
+
+def _stored_scale(entry: TensorEntry, raw: bytes) -> Floats:
+    if entry.dtype == "F32":
+        return np.frombuffer(raw, "<f4").reshape(entry.shape)
+    # bf16 is the upper half of a float32: exact.
+    widened = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
+    return widened.view(np.float32).reshape(entry.shape)
 
 
 def digest_expert(files: FileTable, source: ExpertSource) -> dict[str, str]:

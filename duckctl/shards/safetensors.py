@@ -99,16 +99,38 @@ def read_exactly(descriptor: int, buffer: memoryview, offset: int, path: Path) -
         try:
             count = os.preadv(descriptor, [buffer[done:]], offset + done)
         except OSError as error:
-            raise CheckpointError(
-                f"reading {path} at byte {offset + done} failed: {error.strerror}",
-                "check the disk (dmesg, smartctl), then run the command again",
-            ) from error
+            raise _failed_read(path, offset + done, error) from error
         if count == 0:
-            raise CheckpointError(
-                f"{path} ends at byte {offset + done}, expected {offset + len(buffer)} or more",
-                DOWNLOAD_AGAIN,
-            )
+            raise _ends_early(path, offset + done, offset + len(buffer))
         done += count
+
+
+def read_pages(
+    descriptor: int, buffer: memoryview, offset: int, needed_bytes: int, path: Path
+) -> None:
+    """read_exactly for direct I/O: whole pages, of which the first ``needed_bytes`` must exist."""
+    done = 0
+    while done < needed_bytes:
+        try:
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise _failed_read(path, offset + done, error) from error
+        done += count
+        if done < needed_bytes and (count == 0 or done % 4096):
+            raise _ends_early(path, offset + done, offset + needed_bytes)
+
+
+def _failed_read(path: Path, offset: int, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"reading {path} at byte {offset} failed: {error.strerror}",
+        "check the disk (dmesg, smartctl), then run the command again",
+    )
+
+
+def _ends_early(path: Path, found: int, needed: int) -> CheckpointError:
+    return CheckpointError(
+        f"{path} ends at byte {found}, expected {needed} or more", DOWNLOAD_AGAIN
+    )
 
 
 def _raw_header(path: Path, descriptor: int, size_bytes: int) -> bytes:
