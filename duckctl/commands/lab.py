@@ -6,16 +6,20 @@ from pathlib import Path
 
 import typer
 
-from duckctl.console import print_json, print_table, talk
+from duckctl.console import print_json, print_table, talk, warn
 from duckctl.errors import ExitCode
+from duckctl.health import fleet_health, probe
+from duckctl.inventory import load_inventory, select
 from duckctl.lab import ducks as lab
-from duckctl.lab.state import LabDuck, LabFolder, LabShape, LabState, default_folder
+from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState, default_folder
+from duckctl.process import tail
 
 app = typer.Typer(help="Start and stop process ducks on this machine (no privileges, loopback).")
 
 STATE_DIR = typer.Option(
     None, "--state-dir", help="Folder of the lab.  [default: $XDG_STATE_HOME/duckctl/lab]"
 )
+PROBE_TIMEOUT_S = 3.0
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 NAMES = typer.Argument(help="Ducks, e.g. d02.")
 
@@ -59,6 +63,20 @@ def _report(folder: LabFolder, state: LabState | None, as_json: bool) -> None:
         print_table("", ("duck", "domain", "address", "pid>", "state", "log"), rows)
 
 
+def _require_answers(folder: LabFolder, names: list[str]) -> None:
+    """The ducks answer to the lab's key: what a host will see, not only that processes run."""
+    fleet = load_inventory(folder.inventory)
+    report = fleet_health(probe(fleet, select(fleet, ",".join(names)), PROBE_TIMEOUT_S))
+    for duck in report.ducks:
+        if not duck.reachable:
+            raise LabError(
+                f"{duck.name} runs, but {duck.problem}; the end of {folder.log(duck.name)}:\n"
+                f"{tail(folder.log(duck.name))}"
+            )
+        if duck.problem:
+            warn(f"{duck.name} {duck.problem}")
+
+
 @app.command()
 def up(
     ducks: int = typer.Option(4, "--ducks", help="Number of ducks."),
@@ -80,6 +98,7 @@ def up(
     if poll not in ("block", "sleep", "spin"):
         raise typer.BadParameter("expected block, sleep or spin", param_hint="--poll")
     state = lab.up(folder, LabShape(ducks, domains, cores, mtu, poll))
+    _require_answers(folder, [duck.name for duck in state.ducks])
     _report(folder, state, as_json)
     talk(f"inventory: {folder.inventory}")
 
@@ -131,7 +150,9 @@ def restart(
       duckctl lab restart d01 d03 --state-dir /tmp/lab8
     """
     folder = _folder(state_dir)
-    _report(folder, lab.restart(folder, names), as_json)
+    state = lab.restart(folder, names)
+    _require_answers(folder, names)
+    _report(folder, state, as_json)
 
 
 @app.command()

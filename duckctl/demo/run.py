@@ -34,6 +34,7 @@ from duckctl.process import (
 )
 
 MODEL = "ducklet"
+SHARD_TIMEOUT_S = 120.0
 SERVER_READY_TIMEOUT_S = 90.0
 SERVER_END_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 5.0
@@ -133,7 +134,12 @@ def _shard(root: Path, folder: LabFolder, weight_format: str) -> None:
             preexec_fn=die_with_parent,
         )
         try:
-            code = process.wait()
+            code = process.wait(SHARD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoError(
+                f"shard-weights did not end within {SHARD_TIMEOUT_S:.0f} s:\n"
+                f"{tail(root / 'shard.log')}"
+            ) from None
         finally:
             _end(process)
     if code != 0:
