@@ -29,7 +29,12 @@ def console(stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, width=PIPE_COLUMNS if piped else None, highlight=False)
+    return Console(
+        stderr=stderr,
+        width=PIPE_COLUMNS if piped else None,
+        highlight=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 def talk(message: str) -> None:

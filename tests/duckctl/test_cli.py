@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -21,6 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "numpy", "transformers", "safetensors", "httpx", "fastapi", "pydantic", "rich")
 
 
+BARE_ENVIRONMENT = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PY_COLORS")
+}
+
+
 def duckctl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "duckctl", *arguments],
@@ -28,7 +37,7 @@ def duckctl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, **environment},
+        env={**BARE_ENVIRONMENT, **environment},
     )
 
 
@@ -96,13 +105,12 @@ def test_start_up_imports_nothing_heavy() -> None:
     assert "Commands:" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "module", [entry.module for entry in cli.COMMANDS if cli.is_installed(entry)]
-)
-def test_loading_a_command_imports_no_torch(module: str) -> None:
+def test_loading_the_commands_imports_no_torch() -> None:
+    modules = [entry.module for entry in cli.COMMANDS if cli.is_installed(entry)]
     program = (
-        f"import sys, duckctl.commands.{module}; "
-        "print([name for name in ('torch', 'numpy', 'host_runtime') if name in sys.modules])"
+        f"import sys, importlib\nfor name in {modules!r}:\n"
+        "    importlib.import_module('duckctl.commands.' + name)\n"
+        f"print([name for name in {HEAVY!r} + ('host_runtime',) if name in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-P", "-c", program],
@@ -213,6 +221,34 @@ def test_a_pipe_gets_neither_colour_nor_wrapped_rows() -> None:
     row = next(line for line in result.stdout.splitlines() if "duck32" in line)
     assert "a8:b8:e0:21:04:12" in row
     assert "reboot > wol" in row
+
+
+def in_terminal(*arguments: str, **environment: str) -> str:
+    """What a command writes to a terminal."""
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "duckctl", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**BARE_ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "160", **environment},
+    ) as process:
+        os.close(slave)
+        chunks = []
+        with contextlib.suppress(OSError):  # EIO: the last writer has closed the terminal
+            while chunk := os.read(master, 65536):
+                chunks.append(chunk)
+        assert process.wait(60) == 0
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+def test_a_terminal_gets_styles_unless_they_are_unwanted() -> None:
+    show = ["inventory", "show", str(ROOT / "inventory" / "lab.yml")]
+    assert "\x1b[" in in_terminal(*show)
+    assert "\x1b" not in in_terminal(*show, "--no-color")
+    assert "\x1b" not in in_terminal(*show, NO_COLOR="1")
+    assert "\x1b" not in in_terminal(*show, TERM="dumb")
 
 
 def test_json_has_a_schema_version_and_the_selected_ducks() -> None:
