@@ -28,8 +28,11 @@ app = typer.Typer()
 class WeightFormat(StrEnum):
     """Formats of routed experts on ducks."""
 
-    FP8 = "fp8"
     FP9 = "fp9"
+    FP8 = "fp8"
+    FP7 = "fp7"
+    Q6 = "q6"
+    Q4 = "q4"
 
 
 class ExpertsPlace(StrEnum):
@@ -71,7 +74,9 @@ def serve(
         None, "--inventory", help="Inventory file.  [default: the lab's]"
     ),
     cache_dir: Path | None = typer.Option(None, "--cache-dir", help="As for shard-weights."),
-    weight_format: WeightFormat = typer.Option(WeightFormat.FP9, "--format", help="On the ducks."),
+    weight_format: WeightFormat = typer.Option(
+        WeightFormat.FP9, "--format", help="Of the weights on the ducks."
+    ),
     weights: str | None = typer.Option(
         None, "--weights", help="Uneven slices, as given to shard-weights."
     ),
