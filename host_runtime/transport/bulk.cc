@@ -182,6 +182,7 @@ bool Bulk::check_limits(Domain &domain, Link &link) {
     fail(&op_->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
          "%s (%s) is alive, but acknowledged nothing for %.1f s during %s", link.name,
          link.address_text, static_cast<double>(domain.now() - progress_ns_) * 1e-9, during);
+    domain.hint_port(&op_->error);
     return true;
 }
 

@@ -141,6 +141,7 @@ bool LinkCalls::limits(Domain &domain, Link &link, LinkCall &call) {
         fail(&error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
              "%s (%s) is alive, but did not finish %s within %.1f s", link.name, link.address_text,
              during, static_cast<double>(now - call.start_ns) * 1e-9);
+        domain.hint_port(&error);
     } else {
         return false;
     }

@@ -427,20 +427,24 @@ void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_
 
 // ---- errors -------------------------------------------------------------------------------------
 
-void Domain::hint_silent(const Link &link, duckhost_error *error) const {
+bool Domain::hint_port(duckhost_error *error) const {
     const PortCounters &port = port_->counters();
     const auto reason = static_cast<int>(port.last_errno.get());
-    if (link.was_refused)
-        set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
-    else if (link.sent_wrong_seals)
-        set_hint(error, "packets with a wrong seal came from there: has it this fleet's key?");
-    else if (port.too_large.get() > 0)
+    if (port.too_large.get() > 0)
         set_hint(error, "packets for the MTU of domain %s (%u) do not fit this host's network card",
                  config_.name, config_.mtu);
     else if (reason != 0)
         set_hint(error, "this host cannot send in domain %s: %s", config_.name,
                  std::strerror(reason));
-    else
+    return port.too_large.get() > 0 || reason != 0;
+}
+
+void Domain::hint_silent(const Link &link, duckhost_error *error) const {
+    if (link.was_refused)
+        set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
+    else if (link.sent_wrong_seals)
+        set_hint(error, "packets with a wrong seal came from there: has it this fleet's key?");
+    else if (!hint_port(error))
         set_hint(error, "is it powered on, on this network, and does it have this fleet's key? "
                         "A duck ignores a host with another fleet key");
 }

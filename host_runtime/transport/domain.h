@@ -64,6 +64,8 @@ class Domain {
     // The error of a duck that owes an answer and is silent; `during` is e.g. "call 812".
     void fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,
                      const char *during) const;
+    // True when this host's port has trouble with sending; then the hint says so.
+    bool hint_port(duckhost_error *error) const;
 
   private:
     // What may be the matter with a duck that does not answer.

@@ -20,13 +20,14 @@ from transport_kit import (
     call,
     load_all,
     open_request,
+    reserve,
     scale_call,
     scaled_sum,
 )
 
 from duckctl.native import native_path
 from host_runtime import wire
-from host_runtime.transport import Faults, Transport, TransportOptions
+from host_runtime.transport import DeadlineError, Faults, Transport, TransportOptions
 
 CLONE_NEWNET = 0x40000000
 PORT = 7211
@@ -188,3 +189,23 @@ def test_broadcast_calls(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
             transport.session_open(range(4), open_request(), OPEN_MS)
             for _ in range(20):
                 check_call(transport, [0, 1, 2, 3])
+
+
+def test_an_mtu_that_the_network_card_does_not_have(tmp_path: Path, echo_kernel: bytes) -> None:
+    """The fleet file says 9000, the card has 1500: small packets pass, the rest is explained."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    options = TransportOptions(silence_ms=600, ping_ms=100)
+    with running_segments(tmp_path, echo_kernel, 1500) as (segments, shelf):
+        shelf.mtu = 9000
+        with segments.in_host():
+            transport = shelf.transport(options)
+        with transport:
+            transport.hello(0, 5000)
+            reserve(transport, 0, wire.Region.WEIGHTS, 100_000)
+            with pytest.raises(DeadlineError, match=r"d01 .*acknowledged nothing") as caught:
+                transport.write(0, wire.Region.WEIGHTS, 0, bytes(100_000))
+        assert "MTU of domain domain1 (9000) do not fit this host's network card" in (
+            caught.value.hint
+        )

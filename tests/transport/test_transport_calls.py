@@ -240,6 +240,24 @@ def test_a_cut_duck_is_like_a_dead_one_until_it_returns(tmp_path: Path, echo_ker
         )
 
 
+def test_a_new_session_with_a_duck_ends_the_compute_session(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        values = np.ones(10, np.float32)
+        for action, words in (
+            (lambda: transport.hello(1, 5000), r"has ended: d02 \(.*\) began a new session"),
+            (lambda: transport.detach(0), r"has ended: d01 \(.*\) was detached"),
+        ):
+            action()
+            with pytest.raises(TransportError, match=words):
+                submit(transport, scale_call(values))
+            transport.session_open(range(2), open_request(), OPEN_MS)
+            np.testing.assert_array_equal(
+                call(transport, scale_call(values), 10), scaled_sum(values, range(2))
+            )
+
+
 def test_sessions_of_some_ducks_and_of_another_host(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
         values = np.ones(10, np.float32)
