@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from duck_process import running_ducks, wait_until
+from fake_duck import FakeDuck
 from fleet_files import fleet_content, write_json, write_key
 from random_experts import RandomExperts, random_call
 
@@ -16,7 +17,7 @@ from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
-from host_runtime.fleet.config import FleetConfig, load_fleet
+from host_runtime.fleet.config import FleetConfig, load_fleet, read_key
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.versions import DuckFacts, facts_of
@@ -214,6 +215,19 @@ def test_stale_ducks_are_all_named(tmp_path: Path) -> None:
     assert error.duck_names == ["d01", "d03"]
     assert error.message.count(f"this host is of build {build[:12]}") == 2
     assert "duckctl" in error.hint
+
+
+def test_a_duck_of_another_protocol_version_is_named(tmp_path: Path) -> None:
+    cache_file = EXPERTS.write_cache(tmp_path, 2)
+    with running_ducks(tmp_path, 1) as (ducks, fleet):
+        key = read_key(fleet.key_file)
+        with FakeDuck("d02", key, wire.WIRE_VERSION + 1) as other:
+            content = fleet_content(fleet.key_file, [ducks[0].port, other.port])
+            error = start_error(load_fleet(write_json(tmp_path / "f.json", content)), cache_file)
+    assert isinstance(error, FleetStartError)
+    assert error.duck_names == ["d02"]
+    assert "d02" in error.message and "protocol version 2" in error.message
+    assert error.hint
 
 
 def test_a_duck_without_room_is_named(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from duck_process import running_ducks
-from fleet_files import fleet_content, write_json
+from fake_duck import FakeDuck
+from fleet_files import fleet_content, write_json, write_key
 
 from duckctl.native import native_path
 from host_runtime import wire
+from host_runtime.fleet.config import read_key
 
 
 def run_probe(fleet_file: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -62,6 +64,16 @@ def test_dead_duck(tmp_path: Path) -> None:
     assert "d01" in dead["error"]
     assert live["reachable"] is True
     assert set(live) == set(dead)
+
+
+def test_duck_of_another_protocol_version(tmp_path: Path) -> None:
+    key_file = write_key(tmp_path)
+    with FakeDuck("d01", read_key(key_file), wire.WIRE_VERSION + 1) as other:
+        fleet_file = write_json(tmp_path / "f.json", fleet_content(key_file, [other.port]))
+        answer = document(fleet_file, "--stats")
+    told = answer["ducks"][0]
+    assert (told["reachable"], told["state"]) == (True, None)
+    assert "protocol version 2" in told["error"]
 
 
 def test_log_of_one_duck(tmp_path: Path) -> None:
