@@ -45,6 +45,7 @@ COMMANDS = (
     CommandEntry("chat", "chat", "Talk to a served model in the terminal."),
     CommandEntry("health", "health", "Ask every duck how it is."),
     CommandEntry("bench", "bench", "Measure kernels, transport and the whole."),
+    CommandEntry("plan", "plan", "Predict what a fleet would give."),
 )
 # Global options are accepted behind the command too: `duckctl lab up --debug`.
 GLOBAL_FLAGS = frozenset({"--debug", "--no-color", "--verbose", "-v", "-vv", "--quiet", "-q"})
