@@ -15,9 +15,19 @@
 
 INLINE uint32_t chunk_bytes(const uint32_t format) { return duck_chunk_bytes(format); }
 
-/* Four neighbouring int8 activations, in every lane. */
-INLINE __m256i four_x(const int8_t *x) {
-    return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x));
+/* A chunk's activations of one token, four neighbours in every lane of a vector: a memory operand of
+ * the multiplications, so that they need no registers. */
+struct spread {
+    __m256i x[8];
+};
+
+INLINE void spread_x(const int8_t *x, struct spread *spread) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        spread->x[i] = _mm256_castps_si256(_mm256_broadcast_ss((const float *)(x + 4 * i)));
+    }
+    /* Keeps the compiler from holding them in registers after all, and spilling others. */
+    __asm__ volatile("" : : "r"(spread) : "memory");
 }
 
 /* Upper two bits of q6's columns 8 c + 4 h .. + 3 at bits 5 and 4 of their bytes. */
@@ -32,7 +42,7 @@ INLINE __m256i upper_bits(const uint8_t *upper, const int c, const int h) {
 
 /* Integer sums of 8 rows (vector i of the panel) over 32 columns, for `tokens` tokens. */
 INLINE void chunk_products(const uint32_t format, const int tokens, const uint8_t *chunk,
-                           const int i, const int8_t *const *x, __m256i product[]) {
+                           const int i, const struct spread *x, __m256i product[]) {
     const __m256i low_half = _mm256_set1_epi8(15);
     const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t *nibbles = chunk + SCALE_BYTES + 32 * i;
@@ -48,8 +58,8 @@ INLINE void chunk_products(const uint32_t format, const int tokens, const uint8_
         }
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; t++) {
-            __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], four_x(x[t] + 8 * c)),
-                                           _mm256_maddubs_epi16(code[1], four_x(x[t] + 8 * c + 4)));
+            __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], x[t].x[2 * c]),
+                                           _mm256_maddubs_epi16(code[1], x[t].x[2 * c + 1]));
             if (format == DUCK_FORMAT_Q6) {
                 sum = _mm256_madd_epi16(sum, ones);
                 product[t] = c == 0 ? sum : _mm256_add_epi32(product[t], sum);
@@ -67,11 +77,11 @@ INLINE void block_sums(const uint32_t format, const int tokens, const uint8_t *c
                        const struct duck_int8_block *const *x, __m256 sum[][4]) {
     const int offset = format == DUCK_FORMAT_Q6 ? 32 : 8;
     for (uint32_t c = 0; c < columns / 32; c++) {
-        const int8_t *values[TILE_TOKENS_MAX];
+        struct spread values[TILE_TOKENS_MAX];
         __m256 x_scale[TILE_TOKENS_MAX];
         __m256i correction[TILE_TOKENS_MAX];
         for (int t = 0; t < tokens; t++) {
-            values[t] = x[t]->x + 32 * c;
+            spread_x(x[t]->x + 32 * c, &values[t]);
             x_scale[t] = _mm256_broadcast_ss(&x[t]->scale[c]);
             correction[t] = _mm256_set1_epi32(offset * x[t]->sum[c]);
         }
