@@ -33,7 +33,7 @@ def shard_weights(
         help="fp8, fp9: FP8 weights stay exact. fp7, q6, q4: smaller and faster, not exact.",
     ),
     weights: str | None = typer.Option(
-        None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1."
+        None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1; or 'memory'."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show bytes and time, convert nothing."),
     verify: bool = typer.Option(False, "--verify", help="Re-read a finished cache, nothing else."),
@@ -104,7 +104,9 @@ def _ducks(inventory: Path | None, count: int | None, weights: str | None) -> li
         named = [(duck.name, duck.memory_gib) for duck in load_inventory(inventory).ducks]
     else:
         named = [(f"duck {index}", None) for index in range(count or 0)]
-    shares = parse_weights(weights, len(named)) if weights else [1.0] * len(named)
+    shares = (
+        parse_weights(weights, [memory for _, memory in named]) if weights else [1.0] * len(named)
+    )
     return [
         DuckSpec(name, memory, share) for (name, memory), share in zip(named, shares, strict=True)
     ]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from duckctl.shards.checkpoint import Checkpoint, open_checkpoint
 from duckctl.shards.errors import CacheError, ConversionInterruptedError, DiskFullError
+from duckctl.shards.journal import Journal, JournalEntry
 from duckctl.shards.manifest import (
     CACHE_NAME,
     PLAN_NAME,
@@ -41,11 +42,10 @@ from duckctl.shards.resume import (
     forget_damaged,
     missing_bytes,
     missing_pieces,
+    tensor_digests_bytes,
 )
 from duckctl.shards.store import (
     FULL_DISK_ERRORS,
-    Journal,
-    JournalEntry,
     free_bytes,
     fsync_directory,
     json_bytes,
@@ -235,7 +235,7 @@ def _run_pipeline(
 ) -> None:
     def layer_done(layer: int, digests: Mapping[str, str], entries: Sequence[JournalEntry]) -> None:
         name = tensor_digests_name(layer)
-        write_atomically(directory / name, json_bytes(dict(sorted(digests.items()))))
+        write_atomically(directory / name, tensor_digests_bytes(digests))
         mark = layer_digest(digests)
         journal.append([replace(entry, source=mark) for entry in entries])
 

@@ -12,10 +12,11 @@ from threading import local
 import numpy as np
 
 from duckctl.shards.checkpoint import Checkpoint, ExpertSource
+from duckctl.shards.errors import CacheError
 from duckctl.shards.native import PackLibrary
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.reader import ExpertReader, FileTable
-from duckctl.shards.store import free_bytes
+from duckctl.shards.store import FULL_DISK_ERRORS, free_bytes
 
 SAMPLE_SECONDS = 2.0
 SAMPLE_EXPERTS_MAX = 64
@@ -46,7 +47,9 @@ def estimate(checkpoint: Checkpoint, plan: ShardPlan, cache_dir: Path, threads: 
     """
     convert_rate = _convert_rate(checkpoint, plan, threads)
     folder = existing_parent(cache_dir)
-    write_rate = _write_rate(folder, min(SAMPLE_WRITE_BYTES_MAX, plan.total_bytes // 16))
+    write_rate = _write_rate(
+        folder, min(SAMPLE_WRITE_BYTES_MAX, plan.total_bytes // SAMPLE_WRITE_SHARE)
+    )
     convert_s = checkpoint.expert_bytes / convert_rate
     write_s = plan.total_bytes / write_rate
     same_disk = folder.stat().st_dev == checkpoint.files[0].path.stat().st_dev
@@ -91,17 +94,26 @@ def _write_rate(folder: Path, size_bytes: int) -> float:
     size_bytes = max(size_bytes, 1 << 20)
     block = memoryview(bytes(1 << 20))
     path = folder / f".duckctl-write-sample-{os.getpid()}"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise CacheError(
+            f"{folder} cannot be written to: {error.strerror}",
+            "choose another place with --cache-dir",
+        ) from error
     done = 0
     started = time.monotonic()
     try:
         while done < size_bytes and time.monotonic() - started < SAMPLE_SECONDS:
             done += os.write(descriptor, block)
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in FULL_DISK_ERRORS:  # check_space tells about a full disk
+            raise
     finally:
         os.close(descriptor)
         path.unlink()
-    return done / max(time.monotonic() - started, 1e-6)
+    return max(done, 1) / max(time.monotonic() - started, 1e-6)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from duckctl.shards.checkpoint import Checkpoint, ExpertSource
 from duckctl.shards.errors import PlanError
+from duckctl.shards.journal import JournalEntry
 from duckctl.shards.manifest import pieces_of
 from duckctl.shards.memory import aligned_bytes
 from duckctl.shards.native import Bytes, PackError, PackLibrary
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.reader import ExpertReader, FileTable, reader_bytes
-from duckctl.shards.store import JournalEntry, PieceWriter, fsync_directory
+from duckctl.shards.store import PieceWriter, fsync_directory
 
 WRITERS_MAX = 8
 LAYERS_UNFINISHED_MAX = 2  # layers whose fsyncs may still run while later ones are packed
@@ -293,6 +294,7 @@ class Pipeline:
             digests = {part: future.result() for part, future in state.finishing}
             for part in digests:
                 fsync_directory(state.writers[part].path.parent)
+            fsync_directory(self._directory)
             layer_done(state.layer, state.digests, self._entries(state, digests))
             del self._layers[state.layer]
             waiting = waiting[1:]

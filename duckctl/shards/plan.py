@@ -225,8 +225,17 @@ def _apportion(total: int, weights: Sequence[float], limits: Sequence[int]) -> l
     return shares
 
 
-def parse_weights(text: str, duck_count: int) -> list[float]:
-    """'2,1,1' -> one number per duck."""
+def parse_weights(text: str, memory_gib: Sequence[float | None]) -> list[float]:
+    """'2,1,1' -> one number per duck; 'memory' -> each duck's memory."""
+    duck_count = len(memory_gib)
+    if text == "memory":
+        known = [value for value in memory_gib if value is not None]
+        if len(known) != duck_count:
+            raise PlanError(
+                "--weights memory needs the memory of every duck",
+                "write duck_memory_gib into the inventory",
+            )
+        return known
     try:
         weights = [float(part) for part in text.split(",")]
     except ValueError:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from duckctl.shards.checkpoint import Checkpoint
-from duckctl.shards.manifest import Piece, file_states, layer_digest, pieces_of
+from duckctl.shards.journal import Journal, JournalEntry
+from duckctl.shards.manifest import (
+    Piece,
+    file_states,
+    layer_digest,
+    pieces_of,
+    tensor_digests_name,
+)
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.progress import Reporter
 from duckctl.shards.reader import FileTable, digest_expert
-from duckctl.shards.store import Journal, JournalEntry, file_sha256
+from duckctl.shards.store import file_sha256, json_bytes
 
 PieceKey = tuple[int, int]  # (layer, slice)
 
@@ -88,16 +97,40 @@ def forget_damaged(
         return piece_problem(directory / pieces[key].file, entry.size_bytes, entry.sha256)
 
     reporter.start("checking finished pieces", sum(entry.size_bytes for _, entry in entries))
-    damaged: list[PieceKey] = []
+    damaged = _without_tensor_digests(journal, directory)
     with ThreadPoolExecutor(threads) as pool:
         for (key, entry), problem in zip(entries, pool.map(problem_of, entries), strict=True):
             reporter.advance(entry.size_bytes)
-            if problem:
+            if problem and key not in damaged:
                 damaged.append(key)
                 reporter.note(f"{directory / pieces[key].file} {problem}; it is made again")
     reporter.finish()
     journal.forget(damaged)
     return tuple(pieces[key].file for key in damaged)
+
+
+def tensor_digests_bytes(digests: Mapping[str, str]) -> bytes:
+    """Content of a layer's file of source tensor digests."""
+    return json_bytes(dict(sorted(digests.items())))
+
+
+def _without_tensor_digests(journal: Journal, directory: Path) -> list[PieceKey]:
+    """Pieces of layers whose list of source tensor digests is not what the journal says."""
+    found = []
+    for layer in sorted({layer for layer, _ in journal.entries}):
+        path = directory / tensor_digests_name(layer)
+        try:
+            raw = path.read_bytes()
+            digests = json.loads(raw)
+            digest = layer_digest(digests) if raw == tensor_digests_bytes(digests) else ""
+        except (OSError, ValueError, AttributeError):
+            digest = ""
+        found += [
+            key
+            for key, entry in journal.entries.items()
+            if key[0] == layer and entry.source != digest
+        ]
+    return found
 
 
 def piece_problem(path: Path, size_bytes: int, sha256: str) -> str | None:

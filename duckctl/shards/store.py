@@ -1,4 +1,4 @@
-"""The cache directory on disk: atomic files, the lock, and the journal of finished pieces.
+"""The cache directory on disk: atomic files, the lock, and the writing of pieces.
 
 A kill, a full disk or a power loss at any moment leaves either no file or a whole one: every file
 is written under a temporary name, fsynced, renamed, and its directory is fsynced. The journal
@@ -14,15 +14,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from duckctl.shards.errors import CacheBusyError, CacheError
-from duckctl.shards.manifest import JOURNAL_NAME, LOCK_NAME, Piece
+from duckctl.shards.manifest import LOCK_NAME, Piece
 from duckctl.shards.memory import PAGE_BYTES, aligned_bytes, round_down
 
 TEMPORARY_SUFFIX = ".part"
-JOURNAL_VERSION = 1
 HASH_BUFFER_BYTES = 4 << 20
 DIRECT_PIECE_BYTES_MIN = 32 << 20  # smaller ones: the page cache takes them faster
 FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -127,98 +125,6 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """One finished piece. Squared errors and sums are of gate, up, down against the source."""
-
-    slice_index: int
-    layer: int
-    size_bytes: int
-    sha256: str
-    source: str  # digest of the layer's source tensors
-    squared_error: tuple[float, ...]
-    squared_sum: tuple[float, ...]
-
-
-@dataclass
-class Journal:
-    """Finished pieces of a conversion, one JSON line each after a header line."""
-
-    path: Path
-    plan_key: str
-    files: list[list[object]]  # states of the source files when the journal was begun
-    entries: dict[tuple[int, int], JournalEntry]  # (layer, slice)
-
-    @staticmethod
-    def open(directory: Path, plan_key: str, files: list[list[object]]) -> Journal:
-        """The journal of this key, or a new one; a line cut short by a kill ends it."""
-        path = directory / JOURNAL_NAME
-        found = _read_journal(path, plan_key)
-        if found is not None:
-            return found
-        journal = Journal(path, plan_key, files, {})
-        journal.rewrite()
-        return journal
-
-    def rewrite(self) -> None:
-        """Writes header and entries anew."""
-        header = {"version": JOURNAL_VERSION, "plan_key": self.plan_key, "files": self.files}
-        lines = [json.dumps(header), *map(_journal_line, self.entries.values())]
-        write_atomically(self.path, ("\n".join(lines) + "\n").encode())
-
-    def append(self, entries: list[JournalEntry]) -> None:
-        """Records finished pieces durably; their files must be durable already."""
-        data = "".join(_journal_line(entry) + "\n" for entry in entries)
-        with self.path.open("ab") as file:
-            file.write(data.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self.entries.update({(entry.layer, entry.slice_index): entry for entry in entries})
-
-    def forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drops pieces whose file or source is not what it was."""
-        for key in keys:
-            self.entries.pop(key, None)
-        if keys:
-            self.rewrite()
-
-
-def _journal_line(entry: JournalEntry) -> str:
-    return json.dumps(
-        [
-            entry.layer, entry.slice_index, entry.size_bytes, entry.sha256, entry.source,
-            entry.squared_error, entry.squared_sum,
-        ]
-    )  # fmt: skip
-
-
-def _read_journal(path: Path, plan_key: str) -> Journal | None:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        return None
-    try:
-        header = json.loads(lines[0])
-        if header["version"] != JOURNAL_VERSION or header["plan_key"] != plan_key:
-            return None
-        journal = Journal(path, plan_key, header["files"], {})
-    except (ValueError, KeyError, TypeError):
-        return None
-    entries = []
-    torn = lines[-1] != ""  # a whole journal ends with a line feed
-    for line in lines[1:-1]:
-        try:
-            layer, part, size, sha256, source, error, total = json.loads(line)
-        except (ValueError, TypeError):
-            torn = True
-            break
-        entries.append(JournalEntry(part, layer, size, sha256, source, tuple(error), tuple(total)))
-    journal.entries.update({(entry.layer, entry.slice_index): entry for entry in entries})
-    if torn:
-        journal.rewrite()
-    return journal
 
 
 class PieceWriter:

@@ -112,10 +112,12 @@ def test_impossible_weights_are_refused(ducks: list[DuckSpec], message: str) -> 
 
 
 def test_weights_are_one_number_per_duck() -> None:
-    assert parse_weights("2, 1,1.5", 3) == [2.0, 1.0, 1.5]
-    for text in ("2,1", "2,x,1", ""):
+    unknown = [None, None, None]
+    assert parse_weights("2, 1,1.5", unknown) == [2.0, 1.0, 1.5]
+    assert parse_weights("memory", [32, 16, 8]) == [32, 16, 8]
+    for text in ("2,1", "2,x,1", "", "memory"):
         with pytest.raises(PlanError):
-            parse_weights(text, 3)
+            parse_weights(text, unknown)
 
 
 def test_sizes_are_read_with_binary_units() -> None:

@@ -119,13 +119,13 @@ def main() -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     limit_before_s = disk_seconds(checkpoint, plan, scratch)
     evict(checkpoint)
-    cpu_before = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF)
     options = ConvertOptions(
         arguments.threads, parse_bytes(arguments.memory_limit, "--memory-limit")
     )
     result = convert(checkpoint, plan, scratch / "cache", options, LineReporter())
-    cpu_s = time.process_time() - cpu_before
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    user_s, system_s = usage.ru_utime - before.ru_utime, usage.ru_stime - before.ru_stime
     shutil.rmtree(scratch / "cache")
     limit_after_s = disk_seconds(checkpoint, plan, scratch)
     limit_s = (limit_before_s + limit_after_s) / 2
@@ -137,9 +137,11 @@ def main() -> None:
         "disk_limit_seconds": [round(limit_before_s, 2), round(limit_after_s, 2)],
         "share_of_disk_limit": round(limit_s / result.seconds, 3),
         "rate": round(rate),
-        "cpu_seconds": round(cpu_s, 2),
-        "cpu_bound_rate_per_core": round(result.read_bytes / cpu_s),
-        "peak_bytes": peak_bytes,
+        "user_seconds": round(user_s, 2),
+        "system_seconds": round(system_s, 2),
+        "cpu_bound_rate_per_core": round(result.read_bytes / (user_s + system_s)),
+        "page_faults": usage.ru_minflt - before.ru_minflt,
+        "peak_bytes": usage.ru_maxrss * 1024,
         "pack_rates": {
             name: round(value)
             for name, value in in_memory_rates(checkpoint, plan, arguments.threads).items()
