@@ -45,6 +45,24 @@ static struct core_domain *domain_find(struct duck_core *core, uint32_t session,
     return NULL;
 }
 
+static bool domain_is_in_use(struct duck_core *core, const struct core_domain *domain) {
+    const struct core_association *owner = association_owner(core);
+    return compute_is_open(core) && owner != NULL &&
+           domain->session == core->session.domain_session &&
+           same_nonce(domain->nonce, owner->domain_nonce);
+}
+
+/* The key used longest ago, but never the one that the compute session's calls come by. */
+static struct core_domain *place_for_domain(struct duck_core *core) {
+    struct core_domain *best = NULL;
+    for (uint32_t i = 0; i < CORE_DOMAINS; i++) {
+        struct core_domain *domain = &core->domain[i];
+        if (domain_is_in_use(core, domain)) continue;
+        if (best == NULL || domain->used_ns < best->used_ns) best = domain;
+    }
+    return best;
+}
+
 /* Make sure the key of this association's domain is there. An existing one keeps its replay window:
  * a key that met packets once must never accept them again. */
 static void domain_join(struct duck_core *core, const struct core_association *association) {
@@ -52,9 +70,7 @@ static void domain_join(struct duck_core *core, const struct core_association *a
     if (session == 0) return;
     struct core_domain *domain = domain_find(core, session, association->domain_nonce);
     if (domain == NULL) {
-        domain = &core->domain[0];
-        for (uint32_t i = 1; i < CORE_DOMAINS; i++)
-            if (core->domain[i].used_ns < domain->used_ns) domain = &core->domain[i];
+        domain = place_for_domain(core);
         uint8_t raw[16];
         duck_domain_key_derive(core->config.fleet_key, association->domain_nonce, raw);
         duck_seal_key_set(&domain->key, raw, DUCK_KEY_DOMAIN, DUCK_TO_DUCK);

@@ -76,12 +76,13 @@ static void acknowledge(struct duck_core *core, struct core_association *to, uin
     uint64_t affordable = (chunk->asked_bytes - fixed) / sizeof ack.range[0];
     uint32_t ranges_max =
         affordable < DUCK_WIRE_NACK_RANGES_MAX ? (uint32_t)affordable : DUCK_WIRE_NACK_RANGES_MAX;
-    if (chunk->sequence == sequence && chunk->received < chunk->fragments) {
-        /* "Nothing missing" would be a lie; rather stay silent until the host asks with more bytes.
-         */
-        if (ranges_max == 0) return;
+    /* An incomplete chunk is acknowledged when its last fragment comes, which brings at least one
+     * byte of data: enough for one range, so that "nothing missing" is never said falsely. */
+    static_assert(sizeof(struct duck_write_prefix) + 1 >=
+                      offsetof(struct duck_nack, range[0]) + sizeof(struct duck_nack_range),
+                  "the shortest last fragment pays for one range");
+    if (chunk->sequence == sequence && chunk->received < chunk->fragments)
         ack.range_count = bits_missing(chunk->bits, chunk->fragments, ack.range, ranges_max);
-    }
     uint32_t bytes =
         (uint32_t)(offsetof(struct duck_nack, range[0]) + ack.range_count * sizeof ack.range[0]);
     chunk->asked_bytes -= sizeof(struct duck_packet_header) + bytes;

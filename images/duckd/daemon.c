@@ -4,6 +4,7 @@
  * policy says.
  */
 #include "duckd.h"
+#include "session_shared.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -14,8 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLEEP_NS 50000
-#define SIGNAL_LOOK_INTERVAL 1024 /* rounds of the loop between two looks when it never blocks */
+#define SIGNAL_LOOK_INTERVAL 64 /* rounds of the loop between two looks when it never blocks */
 
 static struct duck_core core;
 static int signals = -1;
@@ -95,11 +95,17 @@ static void block(uint64_t deadline) {
     session_polled(set + sockets, watched);
 }
 
-static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline) {
-    struct timespec nap = {0, SLEEP_NS};
+static void nap(uint64_t idle_ns, uint64_t deadline) {
+    struct timespec time = until(deadline);
+    uint64_t ns = session_nap_ns(idle_ns);
+    if (time.tv_sec > 0 || (uint64_t)time.tv_nsec > ns) time = (struct timespec){0, (long)ns};
+    nanosleep(&time, NULL);
+}
+
+static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline, uint64_t idle_ns) {
     if (deadline == 0 || policy == DUCK_POLL_SPIN) return;
     if (policy == DUCK_POLL_SLEEP)
-        nanosleep(&nap, NULL);
+        nap(idle_ns, deadline);
     else
         block(deadline);
 }
@@ -108,14 +114,15 @@ static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline) {
 
 static void live(enum duck_poll_policy policy) {
     unsigned round = 0;
+    uint64_t busy_ns = plat_now_ns();
     while (!must_restart) {
         int packets = sockets_receive(&core);
-        session_has_news();
+        if (session_has_news() || packets != 0) busy_ns = plat_now_ns();
         uint64_t deadline = core_tick(&core);
         sockets_flush();
         bool look = policy == DUCK_POLL_BLOCK || round++ % SIGNAL_LOOK_INTERVAL == 0;
         if (look && signal_came()) return;
-        if (packets == 0) wait_for_more(policy, deadline);
+        if (packets == 0) wait_for_more(policy, deadline, plat_now_ns() - busy_ns);
     }
 }
 

@@ -37,7 +37,6 @@
 #define SIGNAL_STACK_BYTES (64u << 10)
 #define WAIT_SPINS 200
 #define CLAIM_SPINS 100000
-#define SLEEP_NS 50000
 #define FUTEX_LIMIT_NS 100000000
 
 static struct session_shared *shared;
@@ -144,9 +143,12 @@ static void on_fault(int signal, siginfo_t *info, void *machine) {
 
 /* ---- the kernel's runtime -------------------------------------------------------------------- */
 
-static void nap(void) {
-    struct timespec time = {0, SLEEP_NS};
+/* The longer nothing comes, the longer the nap: idle ducks of one machine must not starve it. */
+static uint64_t nap(uint64_t waited_ns) {
+    uint64_t ns = session_nap_ns(waited_ns);
+    struct timespec time = {0, (long)ns};
     call4(SYS_nanosleep, (long)&time, 0, 0, 0);
+    return ns;
 }
 
 static void futex_wait(const uint32_t *word, uint32_t seen) {
@@ -176,11 +178,12 @@ static void runtime_wait(const struct duck_kernel_context *unused, const uint32_
                          uint32_t seen) {
     (void)unused;
     int spins = 0;
+    uint64_t waited_ns = 0;
     while (!must_return(word, seen)) {
         __builtin_ia32_pause();
         if (setup.poll_policy == DUCK_POLL_SPIN || spins++ < WAIT_SPINS) continue;
         if (setup.poll_policy == DUCK_POLL_SLEEP)
-            nap();
+            waited_ns += nap(waited_ns);
         else
             futex_wait(word, seen);
     }

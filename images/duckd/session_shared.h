@@ -65,6 +65,13 @@ static_assert(sizeof(struct session_shared) <= SESSION_MAILBOX_OFFSET, "fits its
 static_assert(sizeof(struct duck_kernel_mailbox) <= SESSION_SHARED_BYTES - SESSION_MAILBOX_OFFSET,
               "fits its page");
 
+/* Poll policy "sleep": a quarter of the wait so far, within limits. */
+static inline uint64_t session_nap_ns(uint64_t waited_ns) {
+    const uint64_t shortest = 50000, longest = 2000000;
+    uint64_t ns = waited_ns / 4;
+    return ns < shortest ? shortest : ns > longest ? longest : ns;
+}
+
 /* Exit codes of the child. */
 enum {
     SESSION_EXIT_RETURNED = 0, /* every core's entry returned */

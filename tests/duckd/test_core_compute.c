@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Proves the duck core's rules for compute sessions and calls against a fake platform whose
- * clock the test moves: how lost pieces are asked for, who owns the session, when the core gives up.
+ * clock the test moves: how lost pieces are asked for, who owns the session, when the core gives
+ * up.
  */
 #include "check.h"
 #include "fake_host.h"
@@ -129,6 +130,61 @@ static void test_missing_call_fragments_are_asked_for(void) {
     struct duck_query query = {{0}};
     host_send_one(&a, DUCK_MSG_QUERY, 1, &query, sizeof query);
     CHECK_EQUAL(CORE_NACK_TRIES + 1, host_count(&a, DUCK_MSG_NACK));
+}
+
+/* One short packet of a huge call: all NACKs together are no longer than it. */
+static void test_nacks_are_no_longer_than_what_came(void) {
+    static uint8_t bytes[64 * 1024];
+    serving(false);
+    send_call_part(bytes, sizeof bytes, 1, 500, 64, DUCK_KEY_SESSION);
+    uint64_t asked = sizeof(struct duck_packet_header) + 64, answered = 0;
+    for (int i = 0; i < 2000; i++) {
+        fake.now_ns += MS;
+        core_tick(&core);
+    }
+    for (uint32_t i = 0; i < fake.sent_count; i++) answered += fake.sent[i].bytes;
+    CHECK(answered > 0);
+    CHECK(answered <= asked);
+}
+
+static void test_fragments_that_contradict_each_other(void) {
+    static uint8_t bytes[3000];
+    serving(false);
+    send_call_part(bytes, sizeof bytes, 1, 0, 1408, DUCK_KEY_SESSION);
+    send_call_part(bytes, sizeof bytes, 1, 1, 1344, DUCK_KEY_SESSION);
+    send_call_part(bytes, sizeof bytes - 1, 1, 1, 1408, DUCK_KEY_SESSION);
+    CHECK_EQUAL(2, core.stats.dropped_size);
+    CHECK_EQUAL(1, core.session.call[1].received);
+}
+
+static void test_owner_is_never_displaced(void) {
+    static struct fake_host others[3 * CORE_ASSOCIATIONS];
+    uint8_t bytes[64] = {9};
+    serving(true);
+    for (uint32_t i = 0; i < 3 * CORE_ASSOCIATIONS; i++) {
+        fake.now_ns += 10 * MS;
+        host_make(&others[i], (uint16_t)(3000 + i), true);
+        host_join(&others[i]);
+        fake_forget_sent();
+    }
+    send_call_part(bytes, sizeof bytes, 1, 0, 64, DUCK_KEY_DOMAIN);
+    CHECK_EQUAL(1, core.session.published);
+}
+
+/* Domain keys come and go; the place of an old one carries no replay window over to a new one. */
+static void test_domains_in_turn(void) {
+    uint8_t bytes[64] = {9};
+    serving(true);
+    for (uint32_t i = 0; i < 3 * CORE_DOMAINS; i++) {
+        fake.now_ns += 3001 * MS;
+        host_make(&a, (uint16_t)(3000 + i), true);
+        a.domain_key.counter = 1000000 - i * 5000;
+        host_join(&a);
+        CHECK_EQUAL(DUCK_OK, host_open(&a, DUCK_OPEN_TAKEOVER).status);
+        send_call_part(bytes, sizeof bytes, 1, 0, 64, DUCK_KEY_DOMAIN);
+        CHECK_EQUAL(1, core.session.published);
+        fake_forget_sent();
+    }
 }
 
 static void test_wholly_lost_call_is_asked_for(void) {
@@ -409,6 +465,10 @@ int main(int count, char **words) {
     static void (*const tests[])(void) = {
         test_calls_reassembled_in_any_order,
         test_missing_call_fragments_are_asked_for,
+        test_nacks_are_no_longer_than_what_came,
+        test_fragments_that_contradict_each_other,
+        test_owner_is_never_displaced,
+        test_domains_in_turn,
         test_wholly_lost_call_is_asked_for,
         test_credit_and_cache,
         test_result_pieces_are_sent_again,

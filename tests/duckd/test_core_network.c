@@ -182,6 +182,30 @@ static void test_bulk_with_loss(void) {
     CHECK(memcmp(core.region[DUCK_REGION_WEIGHTS].memory, bytes, sizeof bytes) == 0);
 }
 
+/* Every second fragment is missing, and the host only probes: all answers together are no longer
+ * than what came, and each names something that is missing. */
+static void test_acknowledgements_are_no_longer_than_what_came(void) {
+    static uint8_t bytes[400 * 64 + 1];
+    struct duck_nack nack;
+    fake_core_start(seed);
+    host_make(&a, 1000, false);
+    host_join(&a);
+    struct duck_reserve reserve = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
+    host_request(&a, DUCK_MSG_RESERVE, &reserve, sizeof reserve);
+    fake_forget_sent();
+    a.writes++;
+    for (uint32_t i = 0; i < 400; i += 2) send_chunk_part(bytes, sizeof bytes, 0, i, 64);
+    uint64_t asked = 200 * (sizeof(struct duck_packet_header) + 16 + 64), answered = 0;
+    for (int probe = 0; probe < 1000; probe++) {
+        send_chunk_part(bytes, sizeof bytes, 0, 400, 64);
+        asked += sizeof(struct duck_packet_header) + 16 + 1;
+        answered += fake.sent[fake.sent_count - 1].bytes;
+        CHECK(answered <= asked);
+        CHECK(ack_ranges(&nack) >= 1);
+        if (probe == 0) CHECK_EQUAL(DUCK_WIRE_NACK_RANGES_MAX, nack.range_count);
+    }
+}
+
 static void test_commit_pieces_and_gaps(void) {
     static uint8_t bytes[8192];
     fake_core_start(seed);
@@ -235,7 +259,8 @@ static void test_write_during_hash_restarts_it(void) {
     CHECK_EQUAL(DUCK_OK, done.status);
 }
 
-/* ---- the rest --------------------------------------------------------------------------------- */
+/* ---- the rest ---------------------------------------------------------------------------------
+ */
 
 static void test_reboot_comes_after_its_answer(void) {
     uint8_t nothing[208] = {0};
@@ -273,6 +298,7 @@ int main(int count, char **words) {
         test_repeated_request_is_answered_not_done,
         test_requests_in_any_order,
         test_bulk_with_loss,
+        test_acknowledgements_are_no_longer_than_what_came,
         test_commit_pieces_and_gaps,
         test_write_during_hash_restarts_it,
         test_reboot_comes_after_its_answer,
