@@ -109,20 +109,29 @@ class ChatClient:
 
         Closing the iterator early cancels the answer at the server.
         """
-        import httpx
-
         body = {
             **fields,
             "messages": list(messages),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        yield from _read_answer(self.documents("/v1/chat/completions", body))
+
+    def documents(
+        self, path: str, body: Mapping[str, Any]
+    ) -> Generator[dict[str, Any], None, None]:
+        """The documents of a streamed request as they come, until the server says that it is done.
+
+        Closing the iterator early cancels the answer at the server.
+        """
+        import httpx
+
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            with self._http.stream("POST", path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     raise _refusal(response)
-                yield from _read_events(response.iter_lines())
+                yield from _read_documents(response.iter_lines())
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
@@ -133,20 +142,27 @@ class ChatClient:
         )
 
 
-def _read_events(lines: Iterator[str]) -> Answer:
-    finish_reason = ""
-    usage: dict[str, Any] = {}
-    measured: dict[str, Any] = {}
+def _read_documents(lines: Iterator[str]) -> Generator[dict[str, Any], None, None]:
     for line in lines:
         if not line.startswith("data:"):
             continue  # blank lines and signs of life
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
-            yield ChatEnd(finish_reason, usage, measured)
             return
         document = _event(data)
         if "error" in document:
             raise ServerError(str(document["error"].get("message", "unknown failure")))
+        yield document
+    raise ServerError(
+        "the server closed the connection before the answer was complete", "look at its log"
+    )
+
+
+def _read_answer(documents: Iterator[dict[str, Any]]) -> Answer:
+    finish_reason = ""
+    usage: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    for document in documents:
         usage = document.get("usage") or usage
         measured = document.get("duckctl") or measured
         for choice in document.get("choices", []):
@@ -159,9 +175,7 @@ def _read_events(lines: Iterator[str]) -> Answer:
             )
             if part.content or part.reasoning or part.token_ids:
                 yield part
-    raise ServerError(
-        "the server closed the connection before the answer was complete", "look at its log"
-    )
+    yield ChatEnd(finish_reason, usage, measured)
 
 
 def _event(data: str) -> dict[str, Any]:

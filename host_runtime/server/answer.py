@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from host_runtime.engine import FinishedEvent, RequestStats
+from host_runtime.engine import FinishedEvent, RequestStats, TokenEvent
 from host_runtime.server.errors import ApiError
 from host_runtime.server.generation import Generation
 from host_runtime.server.limits import KEEP_ALIVE_S
@@ -49,7 +49,7 @@ class Answer:
                     break
                 self.token_ids.append(event.token_id)
                 delta = self._reader.feed(event.token_id)
-                yield _with_token(delta, event.token_id)
+                yield _with_token(delta, event)
                 if self._reader.stopped:
                     generation.cancel()
                     self.finish_reason = "stop"
@@ -101,8 +101,13 @@ def tpot_s(stats: RequestStats) -> float | None:
     return stats.decode_s / (stats.completion_tokens - 1) if stats.completion_tokens > 1 else None
 
 
-def _with_token(delta: Delta, token_id: int) -> Delta:
-    return Delta(delta.content, delta.reasoning, delta.calls, delta.malformed_call, (token_id,))
+def _with_token(delta: Delta, event: TokenEvent) -> Delta:
+    return replace(
+        delta,
+        token_ids=(event.token_id,),
+        token_times_s=(event.time_s,),
+        token_accepted=(event.accepted_draft,),
+    )
 
 
 @dataclass

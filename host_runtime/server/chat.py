@@ -100,7 +100,7 @@ class _ChatWrapping:
             return None
         document = self._choice(fields, None)
         if with_ids:
-            document["choices"][0]["token_ids"] = list(delta.token_ids)
+            document["choices"][0].update(delta.token_fields())
         return document
 
     def _last(self, finish_reason: str) -> list[Document]:

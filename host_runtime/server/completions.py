@@ -102,7 +102,7 @@ class _CompletionWrapping:
             return None
         document = self._choice(delta.content, None)
         if with_ids:
-            document["choices"][0]["token_ids"] = list(delta.token_ids)
+            document["choices"][0].update(delta.token_fields())
         return document
 
     def _last(self, finish_reason: str) -> list[Document]:

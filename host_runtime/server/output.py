@@ -18,6 +18,16 @@ class Delta:
     calls: tuple[ParsedCall, ...] = ()
     malformed_call: bool = False
     token_ids: tuple[int, ...] = ()
+    token_times_s: tuple[float, ...] = ()  # of the engine's clock
+    token_accepted: tuple[bool, ...] = ()  # came from an accepted draft
+
+    def token_fields(self) -> dict[str, list[int] | list[float] | list[bool]]:
+        """What ``return_token_ids`` adds to a choice of a stream."""
+        return {
+            "token_ids": list(self.token_ids),
+            "token_times_s": [round(time_s, 6) for time_s in self.token_times_s],
+            "token_accepted": list(self.token_accepted),
+        }
 
 
 class StopFilter:
