@@ -1,0 +1,1 @@
+"""Measures a running server with prompts from files, and archives the evidence."""
