@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,6 +33,7 @@ struct image {
 struct core_start {
     struct duck_harness *harness;
     uint32_t index;
+    int thread_id;
     pthread_t thread;
 };
 
@@ -179,6 +181,7 @@ static void harness_complete(const struct duck_kernel_context *context, uint32_t
 static void *core_main(void *argument) {
     struct core_start *start = argument;
     struct duck_harness *harness = start->harness;
+    __atomic_store_n(&start->thread_id, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
     if (harness->options.pin != 0) {
         cpu_set_t cpus;
         CPU_ZERO(&cpus);
@@ -312,6 +315,45 @@ int32_t duck_harness_call(struct duck_harness *h, const uint8_t *input, uint32_t
     memcpy(text, slot->text, sizeof(slot->text));
     memcpy(output, out, output_bytes_max);
     return slot->status;
+}
+
+/* Involuntary context switches of one thread, from its status file. */
+static uint64_t preemptions_of(int thread_id) {
+    char path[64];
+    char line[128];
+    unsigned long long count = 0;
+    snprintf(path, sizeof(path), "/proc/self/task/%d/status", thread_id);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "nonvoluntary_ctxt_switches: %llu", &count) == 1) break;
+    }
+    fclose(file);
+    return count;
+}
+
+uint64_t duck_harness_preemptions(const struct duck_harness *h) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < h->started; i++) {
+        sum += preemptions_of(__atomic_load_n(&h->core[i].thread_id, __ATOMIC_ACQUIRE));
+    }
+    return sum;
+}
+
+double duck_harness_cycles_per_second(void) {
+    double best = 0.0;
+    for (int trial = 0; trial < 20; trial++) {
+        uint64_t begin = now_ns();
+        uint64_t x = 1;
+        for (int i = 0; i < 10000; i++) {
+            __asm__ volatile("add %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\t"
+                             "add %0, %0\n\tadd %0, %0\n\tadd %0, %0\n\tadd %0, %0"
+                             : "+r"(x));
+        }
+        double rate = 80000.0 * 1e9 / (double)(now_ns() - begin);
+        best = rate > best ? rate : best;
+    }
+    return best;
 }
 
 void duck_harness_close(struct duck_harness *h) {

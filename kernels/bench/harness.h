@@ -45,6 +45,12 @@ DUCK_HARNESS_API int32_t duck_harness_call(struct duck_harness *harness, const u
                                            uint32_t output_bytes_max, uint32_t *output_bytes,
                                            char text[92], uint64_t *kernel_ns);
 
+/* How often the kernel's cores were pre-empted so far: measurements in between are dropped. */
+DUCK_HARNESS_API uint64_t duck_harness_preemptions(const struct duck_harness *harness);
+
+/* Clock cycles per second of this CPU now, from a chain of dependent additions. */
+DUCK_HARNESS_API double duck_harness_cycles_per_second(void);
+
 /* Stop the cores and free everything. */
 DUCK_HARNESS_API void duck_harness_close(struct duck_harness *harness);
 

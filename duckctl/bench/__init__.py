@@ -1,0 +1,1 @@
+"""Benchmarks of the ducks' kernels on this machine."""
