@@ -70,6 +70,10 @@ int duckhost_open(const duckhost_domain *domains, uint32_t domain_count, const d
     return code;
 }
 
+void duckhost_stop(duckhost_fleet *fleet) {
+    if (fleet != nullptr) fleet->transport.stop();
+}
+
 void duckhost_close(duckhost_fleet *fleet) {
     if (fleet == nullptr) return;
     fleet->transport.stop(); // everything that waits is woken and leaves

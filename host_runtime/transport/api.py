@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,40 @@ class Faults:
     cut_ducks: tuple[int, ...] = ()
 
 
+class _Fleet:
+    """The native fleet while it may be used: ``with fleet as handle``."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._handle: ctypes.c_void_p | None = None
+        self._users = 0
+
+    def set(self, handle: ctypes.c_void_p) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> ctypes.c_void_p:
+        with self._changed:
+            if self._handle is None:
+                raise TransportError("the transport is closed", code=TransportCode.CLOSED)
+            self._users += 1
+            return self._handle
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._users -= 1
+            self._changed.notify_all()
+
+    def take(self) -> ctypes.c_void_p | None:
+        """Nobody gets the handle any more; None when that was so before."""
+        with self._changed:
+            handle, self._handle = self._handle, None
+            return handle
+
+    def wait_unused(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._users == 0)
+
+
 class Transport:
     """The ducks of one fleet, reached through one port per domain. Nothing is sent on opening."""
 
@@ -87,7 +122,7 @@ class Transport:
         self._library = native.load(library)
         self.build: str = self._library.duckhost_build().decode()
         self._duck_count = len(ducks)
-        self._fleet: ctypes.c_void_p | None = None
+        self._fleet = _Fleet()
         fleet = ctypes.c_void_p()
         settings = native.Options(**asdict(options or TransportOptions()))
         domain_array = (native.Domain * len(domains))(*map(_domain, domains))
@@ -104,31 +139,28 @@ class Transport:
             error,
         )
         _check(code, error)
-        self._fleet = fleet
+        self._fleet.set(fleet)
 
     # ---- single ducks --------------------------------------------------------------------------
     def hello(self, duck: int, timeout_ms: int) -> tuple[wire.Info, int]:
         """Begin a new session; what the duck tells about itself, and a round trip in ns."""
-        info, round_trip_ns, error = wire.Info(), ctypes.c_uint64(), native.Error()
-        code = self._library.duckhost_hello(
-            self._handle(), duck, timeout_ms, info, ctypes.byref(round_trip_ns), error
-        )
-        _check(code, error)
+        info, round_trip_ns = wire.Info(), ctypes.c_uint64()
+        function = self._library.duckhost_hello
+        self._call(function, duck, timeout_ms, info, ctypes.byref(round_trip_ns))
         return info, round_trip_ns.value
 
     def detach(self, duck: int) -> None:
         """Forget the session with a duck; what waits for it fails."""
-        error = native.Error()
-        _check(self._library.duckhost_detach(self._handle(), duck, error), error)
+        self._call(self._library.duckhost_detach, duck)
 
     def request(
         self, duck: int, kind: wire.MessageType, payload: bytes, timeout_ms: int
     ) -> tuple[wire.MessageType, bytes]:
         """One request and its reply. An error status of the duck is a DuckRefusedError."""
         reply = ctypes.create_string_buffer(REPLY_BYTES_MAX)
-        reply_type, reply_bytes, error = ctypes.c_uint32(), ctypes.c_uint32(), native.Error()
-        code = self._library.duckhost_request(
-            self._handle(),
+        reply_type, reply_bytes = ctypes.c_uint32(), ctypes.c_uint32()
+        self._call(
+            self._library.duckhost_request,
             duck,
             kind,
             payload,
@@ -138,9 +170,7 @@ class Transport:
             len(reply),
             ctypes.byref(reply_type),
             ctypes.byref(reply_bytes),
-            error,
         )
-        _check(code, error)
         return wire.MessageType(reply_type.value), reply.raw[: reply_bytes.value]
 
     def write(
@@ -164,25 +194,19 @@ class Transport:
         size: int,
         progress: native.Progress | None = None,
     ) -> None:
-        """The same from an address, e.g. a mapped file or a tensor's data_ptr()."""
-        error = native.Error()
-        code = self._library.duckhost_write(
-            self._handle(), duck, region, offset, address, size, progress, error
-        )
-        _check(code, error)
+        """The same from an address, e.g. a tensor's data_ptr()."""
+        function = self._library.duckhost_write
+        self._call(function, duck, region, offset, address, size, progress)
 
     # ---- compute -------------------------------------------------------------------------------
     def session_open(self, ducks: Sequence[int], request: wire.Open, timeout_ms: int) -> None:
         """Open a compute session of the loaded kernel on these ducks; closes the last one."""
-        error = native.Error()
         mask = sum(1 << duck for duck in set(ducks))
-        code = self._library.duckhost_session_open(self._handle(), mask, request, timeout_ms, error)
-        _check(code, error)
+        self._call(self._library.duckhost_session_open, mask, request, timeout_ms)
 
     def session_close(self) -> None:
         """End the compute session; calls under way fail."""
-        error = native.Error()
-        _check(self._library.duckhost_session_close(self._handle(), error), error)
+        self._call(self._library.duckhost_session_close)
 
     def submit(self, address: int, size: int) -> int:
         """Send one message to every duck of the session; the bytes are copied. A ticket.
@@ -190,62 +214,54 @@ class Transport:
         Waits for its turn while four calls are with the ducks. Tickets may be waited for in any
         order; at most eight may be unreleased.
         """
-        ticket, error = ctypes.c_uint64(), native.Error()
-        code = self._library.duckhost_submit(
-            self._handle(), address, size, ctypes.byref(ticket), error
-        )
-        _check(code, error)
+        ticket = ctypes.c_uint64()
+        self._call(self._library.duckhost_submit, address, size, ctypes.byref(ticket))
         return ticket.value
 
     def wait_sum(
         self, ticket: int, dtype: wire.Dtype, out_address: int, count: int
     ) -> native.Timing:
         """Wait, add the ducks' outputs in duck order to ``count`` float32, release the ticket."""
-        timing, error = native.Timing(), native.Error()
-        code = self._library.duckhost_wait_sum(
-            self._handle(), ticket, dtype, out_address, count, timing, error
-        )
-        _check(code, error)
+        timing = native.Timing()
+        self._call(self._library.duckhost_wait_sum, ticket, dtype, out_address, count, timing)
         return timing
 
     def wait(self, ticket: int) -> native.Timing:
         """Wait only; then ``result`` for each duck, and ``release``."""
-        timing, error = native.Timing(), native.Error()
-        _check(self._library.duckhost_wait(self._handle(), ticket, timing, error), error)
+        timing = native.Timing()
+        self._call(self._library.duckhost_wait, ticket, timing)
         return timing
 
     def result(self, ticket: int, duck: int) -> bytes:
         """A copy of one duck's output of a finished call."""
-        data, size, error = ctypes.c_void_p(), ctypes.c_uint32(), native.Error()
-        code = self._library.duckhost_result(
-            self._handle(), ticket, duck, ctypes.byref(data), ctypes.byref(size), error
-        )
-        _check(code, error)
+        data, size = ctypes.c_void_p(), ctypes.c_uint32()
+        function = self._library.duckhost_result
+        self._call(function, ticket, duck, ctypes.byref(data), ctypes.byref(size))
         return ctypes.string_at(data, size.value)
 
     def release(self, ticket: int) -> None:
         """Give back a ticket, whether its call is finished or not."""
-        error = native.Error()
-        _check(self._library.duckhost_release(self._handle(), ticket, error), error)
+        self._call(self._library.duckhost_release, ticket)
 
     # ---- what is going on ----------------------------------------------------------------------
     def duck_status(self, duck: int) -> native.DuckLinkStatus:
         """Heartbeat and counters of one duck; never waits."""
         status = native.DuckLinkStatus()
-        if self._library.duckhost_get_duck_status(self._handle(), duck, status) != 0:
-            raise ValueError(f"duck {duck}, there are {self._duck_count}")
+        with self._fleet as handle:
+            if self._library.duckhost_get_duck_status(handle, duck, status) != 0:
+                raise ValueError(f"duck {duck}, there are {self._duck_count}")
         return status
 
     def domain_stats(self, domain: int) -> native.DomainStats:
         """Counters of one domain's port; never waits."""
         stats = native.DomainStats()
-        if self._library.duckhost_get_domain_stats(self._handle(), domain, stats) != 0:
-            raise ValueError(f"there is no domain {domain}")
+        with self._fleet as handle:
+            if self._library.duckhost_get_domain_stats(handle, domain, stats) != 0:
+                raise ValueError(f"there is no domain {domain}")
         return stats
 
     def set_faults(self, faults: Faults) -> None:
         """Inject faults from now on; ``Faults()`` ends it."""
-        error = native.Error()
         settings = native.FaultSettings(
             seed=faults.seed,
             drop=faults.drop,
@@ -255,14 +271,24 @@ class Transport:
             delay_us=faults.delay_us,
             cut_ducks=sum(1 << duck for duck in set(faults.cut_ducks)),
         )
-        _check(self._library.duckhost_set_faults(self._handle(), settings, error), error)
+        self._call(self._library.duckhost_set_faults, settings)
+
+    def _call(self, function: Callable[..., int], *arguments: object) -> None:
+        """One native function on this fleet; its error becomes an exception."""
+        error = native.Error()
+        with self._fleet as handle:
+            code = function(handle, *arguments, error)
+        _check(code, error)
 
     # ---- the end -------------------------------------------------------------------------------
     def close(self) -> None:
-        """End the domain threads. No method may run in another thread; further calls do nothing."""
-        fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            self._library.duckhost_close(fleet)
+        """End the threads; methods running elsewhere fail with CLOSED. Again: does nothing."""
+        handle = self._fleet.take()
+        if handle is None:
+            return
+        self._library.duckhost_stop(handle)
+        self._fleet.wait_unused()
+        self._library.duckhost_close(handle)
 
     def __enter__(self) -> Transport:
         return self
@@ -274,11 +300,6 @@ class Transport:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _handle(self) -> ctypes.c_void_p:
-        if self._fleet is None:
-            raise TransportError("the transport is closed", code=TransportCode.CLOSED)
-        return self._fleet
 
 
 def _domain(endpoint: DomainEndpoint) -> native.Domain:

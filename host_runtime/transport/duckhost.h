@@ -149,7 +149,10 @@ DUCKHOST_EXPORT int duckhost_open(const struct duckhost_domain *domains, uint32_
                                   const uint8_t fleet_key[DUCK_WIRE_KEY_BYTES],
                                   const struct duckhost_options *options,
                                   struct duckhost_fleet **out, struct duckhost_error *error);
-/* Ends the threads; functions still running in other threads return DUCKHOST_ERR_CLOSED first. */
+/* Ends the threads; functions still running in other threads return DUCKHOST_ERR_CLOSED, and those
+ * called later return an error at once. */
+DUCKHOST_EXPORT void duckhost_stop(struct duckhost_fleet *fleet);
+/* Stops, waits for functions still running, and gives the memory back: the last use of `fleet`. */
 DUCKHOST_EXPORT void duckhost_close(struct duckhost_fleet *fleet);
 
 /* A new session with one duck (several may run in parallel). Replaces the session there was. */

@@ -210,8 +210,9 @@ def load(library: Path) -> ctypes.CDLL:
             "reinstall duckctl: its native parts are built together with it",
         )
     loaded.duckhost_build.restype = ctypes.c_char_p
-    loaded.duckhost_close.argtypes = [ctypes.c_void_p]
-    loaded.duckhost_close.restype = None
+    for name in ("duckhost_stop", "duckhost_close"):
+        getattr(loaded, name).argtypes = [ctypes.c_void_p]
+        getattr(loaded, name).restype = None
     for name, argument_types in _functions().items():
         function = getattr(loaded, name)
         function.argtypes = argument_types

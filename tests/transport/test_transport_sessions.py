@@ -230,8 +230,13 @@ def test_reboot_begins_anew(tmp_path: Path, echo_kernel: bytes) -> None:
         assert transport.hello(0, HELLO_MS)[0].state == wire.State.IDLE
 
 
+def watch_forever(transport: Transport) -> None:
+    while True:
+        transport.duck_status(0)
+
+
 def test_closing_ends_every_wait(tmp_path: Path, echo_kernel: bytes) -> None:
-    """A call, a write and a request under way in other threads all end with CLOSED."""
+    """A call, a write, a request and a look at counters in other threads end with CLOSED."""
     found: list[TransportCode] = []
 
     def note(action: object, *arguments: object) -> None:
@@ -260,10 +265,12 @@ def test_closing_ends_every_wait(tmp_path: Path, echo_kernel: bytes) -> None:
         ]
         for wait in waits:
             wait.start()
+        watcher = threading.Thread(target=note, args=(watch_forever, transport))
+        watcher.start()
         cut = transport.domain_stats(0).faults.cut
         wait_until(lambda: transport.domain_stats(0).faults.cut > cut + 3, 5, "packets cut off")
         transport.close()
-        for wait in waits:
+        for wait in (*waits, watcher):
             wait.join(5)
             assert not wait.is_alive()
-    assert found == [TransportCode.CLOSED] * 3
+    assert found == [TransportCode.CLOSED] * 4
