@@ -83,6 +83,8 @@ class Keeper:
     def describe(self) -> str:
         """``d02 is lost (no packet for 3.0 s)``"""
         detail = self.detail
+        if detail.startswith(f"{self.duck.name} "):
+            return detail  # the transport's own words
         if self.state is DuckState.LOADING:
             detail = f"{self.bytes_done / max(self.part.region_bytes, 1):.0%} of its weights"
         return f"{self.duck.name} is {self.state}" + (f" ({detail})" if detail else "")

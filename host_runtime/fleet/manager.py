@@ -36,7 +36,7 @@ from host_runtime.fleet.status import (
     log,
     name_stragglers,
 )
-from host_runtime.fleet.versions import Needs, StaleDucksError, facts_of, find_problem
+from host_runtime.fleet.versions import MisfitError, Needs, facts_of, find_misfit
 from host_runtime.transport import Transport, TransportCode, TransportError
 
 WATCH_PERIOD_S = 0.1
@@ -167,17 +167,10 @@ class FleetManager:
         failures = _failures(jobs)
         if not failures:
             return
-        stale = all(isinstance(error, StaleDucksError) for _, error in failures)
         names = [self._keepers[index].duck.name for index, _ in failures]
         message = "; ".join(str(error) for _, error in failures)
-        if stale:
-            raise FleetStartError(message, names, failures[0][1].hint)
-        raise FleetStartError(
-            message,
-            names,
-            next(error.hint for _, error in failures if not isinstance(error, StaleDucksError))
-            or "check power and network of these ducks with: duckctl health",
-        )
+        hints = dict.fromkeys(error.hint for _, error in failures if error.hint)
+        raise FleetStartError(message, names, "; ".join(hints))
 
     def _start_load(self, progress: ProgressCallback) -> None:
         """All ducks at once; the first failure ends the other loads too."""
@@ -223,11 +216,11 @@ class FleetManager:
             self._mark(keeper, state, error.message)
             raise
         facts = facts_of(info)
-        problem = find_problem(keeper.duck, facts, self._needs[index])
-        if problem is not None:
-            self._mark(keeper, DuckState.WRONG_VERSION, problem)
+        misfit = find_misfit(keeper.duck, facts, self._needs[index])
+        if misfit is not None:
+            self._mark(keeper, DuckState.WRONG_VERSION, misfit.text)
             self._transport.detach(index)
-            raise StaleDucksError([(keeper.duck.name, problem)])
+            raise MisfitError(keeper.duck.name, misfit)
         keeper.facts = facts
         self._mark(keeper, DuckState.IDLE, "")
 
@@ -255,7 +248,8 @@ class FleetManager:
             self._join(index)
             self._load(index)
         except HostError as error:
-            self._events.add(keeper.duck.name, str(error), logging.WARNING)
+            if keeper.state is DuckState.IDLE:  # joined; what happened before was told by _mark
+                self._events.add(keeper.duck.name, str(error), logging.WARNING)
         except Exception as error:
             # A bug or a full memory: told like any failure, and tried again with a pause.
             self._mark(keeper, DuckState.IDLE, f"{type(error).__name__}: {error}")

@@ -6,7 +6,6 @@ anything is refused, so that one message names all the stale ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from host_runtime import wire
@@ -55,12 +54,19 @@ class Needs:
     region_bytes: int
 
 
-class StaleDucksError(HostError):
-    """At least one duck does not fit; ``duck_names`` are those, the message says why."""
+@dataclass(frozen=True)
+class Misfit:
+    """Why a duck can't serve, and what to do about it."""
 
-    def __init__(self, problems: Sequence[tuple[str, str]], hint: str = UPDATE_HINT) -> None:
-        super().__init__("; ".join(f"{name}: {problem}" for name, problem in problems), hint)
-        self.duck_names = [name for name, _ in problems]
+    text: str
+    hint: str = UPDATE_HINT
+
+
+class MisfitError(HostError):
+    """A duck answers, but does not fit."""
+
+    def __init__(self, duck: str, misfit: Misfit) -> None:
+        super().__init__(f"{duck}: {misfit.text}", misfit.hint)
 
 
 def facts_of(info: wire.Info) -> DuckFacts:
@@ -95,32 +101,37 @@ def feature_names(bits: int) -> list[str]:
     return [names.get(1 << bit, f"bit {bit}") for bit in range(32) if bits & 1 << bit]
 
 
-def find_problem(duck: DuckConfig, facts: DuckFacts, needs: Needs) -> str | None:
+def find_misfit(duck: DuckConfig, facts: DuckFacts, needs: Needs) -> Misfit | None:
     """Why this duck can't serve, None when it can."""
     if facts.protocol_version != wire.WIRE_VERSION:
-        return (
+        return Misfit(
             f"speaks protocol version {facts.protocol_version}, this host speaks "
             f"{wire.WIRE_VERSION}"
         )
     if facts.name != duck.name:
-        return (
+        return Misfit(
             f"the duck at {duck.endpoint} calls itself '{facts.name}': two ducks are swapped, or "
-            "the inventory has the wrong address"
+            "the inventory has the wrong address",
+            "correct the addresses in the inventory",
         )
     if facts.build != needs.build:
-        return f"is of build {facts.build[:12]}, this host is of build {needs.build[:12]}"
+        return Misfit(f"is of build {facts.build[:12]}, this host is of build {needs.build[:12]}")
     if facts.abi_version != needs.abi_version:
-        return (
+        return Misfit(
             f"runs kernels of ABI version {facts.abi_version}, the kernel file has "
             f"{needs.abi_version}"
         )
     missing = feature_names(needs.cpu_features & ~facts.cpu_features)
     if missing:
-        return f"its CPU ({facts.cpu_model}) lacks {', '.join(missing)}, which the kernel needs"
+        return Misfit(
+            f"its CPU ({facts.cpu_model}) lacks {', '.join(missing)}, which the kernel needs",
+            "leave this duck out, or use the scalar kernel (slow)",
+        )
     if needs.region_bytes > facts.weight_bytes_max:
-        return (
+        return Misfit(
             f"has room for {facts.weight_bytes_max} bytes of weights, its slice has "
-            f"{needs.region_bytes}: use more ducks or a smaller format"
+            f"{needs.region_bytes}",
+            "shard for more ducks, or to a smaller format",
         )
     return None
 

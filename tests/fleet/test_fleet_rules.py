@@ -19,7 +19,7 @@ from host_runtime.fleet.status import (
     EventLog,
     name_stragglers,
 )
-from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_problem
+from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_misfit
 from host_runtime.transport import DuckLinkStatus, TransportCode, TransportError
 
 DUCK = DuckConfig("d02", "domain1", "10.0.0.2", 7211, 1)
@@ -44,7 +44,7 @@ def good_facts() -> DuckFacts:
 def test_a_fitting_duck_has_no_problem() -> None:
     facts = good_facts()
     assert (facts.platform, facts.temperature_c) == ("duckos", 41.5)
-    assert find_problem(DUCK, facts, NEEDS) is None
+    assert find_misfit(DUCK, facts, NEEDS) is None
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_fitting_duck_has_no_problem() -> None:
 )
 def test_each_misfit_is_named(change: dict[str, object], problem: str) -> None:
     facts = replace(good_facts(), **change)  # type: ignore[arg-type] # one field of any type
-    found = find_problem(DUCK, facts, NEEDS)
-    assert found is not None and problem in found
+    found = find_misfit(DUCK, facts, NEEDS)
+    assert found is not None and problem in found.text and found.hint
 
 
 def test_facts_without_sensor_or_name_for_a_number() -> None:
