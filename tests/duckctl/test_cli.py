@@ -139,7 +139,7 @@ def test_version_names_the_build() -> None:
         (["lab", "up", "--poll", "often"], "expected block, sleep or spin"),
         (["lab", "restart"], "Missing argument"),
         (["serve"], "Missing argument"),
-        (["serve", "ducklet", "--format", "fp7"], "Invalid value for '--format'"),
+        (["serve", "ducklet", "--format", "fp5"], "Invalid value for '--format'"),
     ],
 )
 def test_a_mistyped_command_line_is_a_usage_error(

@@ -22,7 +22,7 @@ from duckctl.native import native_path
 from duckctl.process import descendants, identify, is_same, read_ready_line, wait_until
 from duckctl.serving import parse_faults
 
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 120
 
 
 @pytest.fixture
