@@ -120,16 +120,11 @@ def find_cache(options: ServeOptions, fleet: Fleet) -> Path | None:
     """cache.json for this model, format and fleet; None when it has to be made first."""
     from duckctl.shards import convert
     from duckctl.shards.checkpoint import open_checkpoint
-    from duckctl.shards.plan import DuckSpec, equal_plan, parse_weights, weighted_plan
+    from duckctl.shards.plan import make_plan
 
-    count = len(fleet.ducks)
-    weights = parse_weights(options.weights, count) if options.weights else [1.0] * count
-    ducks = [
-        DuckSpec(duck.name, duck.memory_gib, weight)
-        for duck, weight in zip(fleet.ducks, weights, strict=True)
-    ]
+    ducks = [(duck.name, duck.memory_gib) for duck in fleet.ducks]
     shape = open_checkpoint(options.model_dir).shape
-    plan = (weighted_plan if options.weights else equal_plan)(shape, options.weight_format, ducks)
+    plan = make_plan(shape, options.weight_format, ducks, options.weights)
     slices = [(part.first_row, part.rows) for part in plan.slices]
     return convert.find_cache(options.model_dir, options.weight_format, slices, options.cache_dir)
 

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from duckctl.shards.checkpoint import Checkpoint
     from duckctl.shards.convert import ConvertResult
     from duckctl.shards.estimate import Estimate, SpaceCheck
-    from duckctl.shards.plan import DuckSpec, ShardPlan
+    from duckctl.shards.plan import ShardPlan
 
 app = typer.Typer()
 FORMATS = ("fp8", "fp9", "fp7", "q6", "q4")
+NamedDucks = list[tuple[str, float | None]]
 
 
 @app.command()
@@ -58,7 +59,7 @@ def shard_weights(
     from duckctl.shards.checkpoint import open_checkpoint
     from duckctl.shards.convert import ConvertOptions, convert, default_cache_dir
     from duckctl.shards.parse import parse_bytes
-    from duckctl.shards.plan import equal_plan, weighted_plan
+    from duckctl.shards.plan import make_plan
     from duckctl.shards.progress import TerminalReporter
     from duckctl.shards.source_list import check_source_list
 
@@ -67,11 +68,11 @@ def shard_weights(
     threads = threads or _core_count()
     memory_limit_bytes = parse_bytes(memory_limit, "--memory-limit")
     checkpoint = open_checkpoint(resolve_model_dir(model))
-    specs = _ducks(inventory, ducks, weights)
-    plan = (weighted_plan if weights else equal_plan)(checkpoint.shape, fmt, specs)
+    named = _ducks(inventory, ducks)
+    plan = make_plan(checkpoint.shape, fmt, named, weights)
     root = (cache_dir or default_cache_dir()).expanduser().absolute()
     if dry_run:
-        _dry_run(checkpoint, plan, root, specs, threads, as_json)
+        _dry_run(checkpoint, plan, root, named, threads, as_json)
         return
     if verify:
         _verify(checkpoint, plan, root, threads, as_json)
@@ -90,9 +91,8 @@ def _core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _ducks(inventory: Path | None, count: int | None, weights: str | None) -> list[DuckSpec]:
-    from duckctl.shards.plan import DuckSpec, parse_weights
-
+def _ducks(inventory: Path | None, count: int | None) -> NamedDucks:
+    """Name and memory of each duck, in slot order."""
     if (inventory is None) == (count is None):
         raise UsageError(
             "shard-weights needs either --inventory or --ducks",
@@ -101,22 +101,15 @@ def _ducks(inventory: Path | None, count: int | None, weights: str | None) -> li
     if inventory is not None:
         from duckctl.inventory import load_inventory
 
-        named = [(duck.name, duck.memory_gib) for duck in load_inventory(inventory).ducks]
-    else:
-        named = [(f"duck {index}", None) for index in range(count or 0)]
-    shares = (
-        parse_weights(weights, [memory for _, memory in named]) if weights else [1.0] * len(named)
-    )
-    return [
-        DuckSpec(name, memory, share) for (name, memory), share in zip(named, shares, strict=True)
-    ]
+        return [(duck.name, duck.memory_gib) for duck in load_inventory(inventory).ducks]
+    return [(f"duck {index}", None) for index in range(count or 0)]
 
 
 def _dry_run(
     checkpoint: Checkpoint,
     plan: ShardPlan,
     root: Path,
-    specs: list[DuckSpec],
+    ducks: NamedDucks,
     threads: int,
     as_json: bool,
 ) -> None:
@@ -128,14 +121,14 @@ def _dry_run(
     guess = estimate(checkpoint, plan, root, threads)
     space = check_space(plan, root, MANIFEST_BYTES_MAX)
     if not as_json:
-        _print_plan(checkpoint, plan, root, specs, guess, space)
+        _print_plan(checkpoint, plan, root, ducks, guess, space)
     else:
         document: dict[str, Any] = {
             "model": checkpoint.name,
             "plan": plan.to_json(),
             "ducks": [
-                {"name": duck.name, "memory_gib": duck.memory_gib, "bytes": layout.region_bytes}
-                for duck, layout in zip(specs, plan.layouts, strict=True)
+                {"name": name, "memory_gib": memory, "bytes": layout.region_bytes}
+                for (name, memory), layout in zip(ducks, plan.layouts, strict=True)
             ],
             "files": [{"file": piece.file, "bytes": piece.size_bytes} for piece in pieces_of(plan)],
             "cache_bytes": plan.total_bytes,
@@ -157,7 +150,7 @@ def _print_plan(
     checkpoint: Checkpoint,
     plan: ShardPlan,
     root: Path,
-    specs: list[DuckSpec],
+    ducks: NamedDucks,
     guess: Estimate,
     space: SpaceCheck,
 ) -> None:
@@ -166,14 +159,14 @@ def _print_plan(
 
     rows = [
         (
-            duck.name,
+            name,
             part.index,
             f"{part.first_row}..{part.first_row + part.rows - 1}",
             layout.region_bytes,
             human_bytes(layout.region_bytes),
-            f"{duck.memory_gib:g} GiB" if duck.memory_gib is not None else "unknown",
+            f"{memory:g} GiB" if memory is not None else "unknown",
         )
-        for duck, part, layout in zip(specs, plan.slices, plan.layouts, strict=True)
+        for (name, memory), part, layout in zip(ducks, plan.slices, plan.layouts, strict=True)
     ]
     title = f"{checkpoint.name} in {plan.fmt}, {len(plan.shape.layers)} MoE layers"
     print_table(title, ("duck", "slice>", "rows", "bytes>", "size>", "memory>"), rows)

@@ -101,6 +101,22 @@ class ShardPlan:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def make_plan(
+    shape: ModelShape,
+    fmt: str,
+    ducks: Sequence[tuple[str, float | None]],
+    weights: str | None = None,
+) -> ShardPlan:
+    """The plan for ducks (name, memory in GiB) and a ``--weights`` text: equal slices without."""
+    if weights is None:
+        return equal_plan(shape, fmt, [DuckSpec(name, memory) for name, memory in ducks])
+    shares = parse_weights(weights, [memory for _, memory in ducks])
+    specs = [
+        DuckSpec(name, memory, share) for (name, memory), share in zip(ducks, shares, strict=True)
+    ]
+    return weighted_plan(shape, fmt, specs)
+
+
 def equal_plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec]) -> ShardPlan:
     """One slice of the same size per duck; refused unless the rows come out in whole panels."""
     counts = valid_duck_counts(shape.moe_intermediate_size)
