@@ -50,7 +50,9 @@ def python_functions(path: Path) -> Iterator[tuple[str, int]]:
 
 # clang-format puts a function's name and parameters before " {", and its "}" in the same column.
 C_FUNCTION_END = re.compile(r"^(\s*)\}$")
-C_NAME = re.compile(r"(\w+)\s*\(")
+C_NAME = re.compile(r"([\w~]+)\s*\(")
+# A return type and a name, or (at the left edge) the name of a constructor.
+C_START = re.compile(r"^\s*(?:[\w:<>,*&]+\s+)+[*&]*[\w:~]+\(|^[\w:~]+\(")
 C_NO_FUNCTION = re.compile(
     r"^\s*(struct|enum|union|class|namespace|extern|typedef|if|for|while|switch|do|else|case|"
     r"return|try|\}|\[)\b"
@@ -70,7 +72,7 @@ def c_functions(path: Path) -> Iterator[tuple[str, int]]:
     while index < len(lines):
         line = lines[index]
         start, header = index, line
-        is_start = bool(C_NAME.search(line)) and not C_NO_FUNCTION.match(line)
+        is_start = bool(C_START.match(line)) and not C_NO_FUNCTION.match(line)
         while is_start and not re.search(r"[{;}]\s*$", lines[index]):
             index += 1
             if index - start > 12 or index >= len(lines):
@@ -156,7 +158,8 @@ def test_function_finder_sees_c_functions(tmp_path: Path) -> None:
         "const int table[] = {\n    1,\n};\n"
         "int two(int first,\n        int second) {\n    return first;\n}\n"
         "int declared(int a);\n"
+        "void three(void) {\n    if (!one(1) ||\n        !two(1, 2)) {\n        return;\n    }\n}\n"
         "/* readable (from\n   any thread). */\nstruct b {\n    int c;\n};\n"
-        "static inline int three(void) { return 3; }\n"
+        "static inline int four(void) { return 3; }\n"
     )
-    assert list(c_functions(source)) == [("one", 6), ("two", 4)]
+    assert list(c_functions(source)) == [("one", 6), ("two", 4), ("three", 6)]
