@@ -8,6 +8,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -15,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define YIELD_IDLE_NS 100000    /* spinning: when nothing came for so long, let others on the CPU */
 #define SIGNAL_LOOK_INTERVAL 64 /* rounds of the loop between two looks when it never blocks */
 
 static struct duck_core core;
@@ -103,7 +105,11 @@ static void nap(uint64_t idle_ns, uint64_t deadline) {
 }
 
 static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline, uint64_t idle_ns) {
-    if (deadline == 0 || policy == DUCK_POLL_SPIN) return;
+    if (deadline == 0) return;
+    if (policy == DUCK_POLL_SPIN) {
+        if (idle_ns > YIELD_IDLE_NS) sched_yield();
+        return;
+    }
     if (policy == DUCK_POLL_SLEEP)
         nap(idle_ns, deadline);
     else

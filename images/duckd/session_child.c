@@ -35,7 +35,8 @@
 #define MAP_ALIGN (2u << 20)
 #define STACK_PITCH (GUARD_BYTES + DUCK_KERNEL_STACK_BYTES)
 #define SIGNAL_STACK_BYTES (64u << 10)
-#define WAIT_SPINS 200
+#define WAIT_SPINS 200u
+#define YIELD_SPINS 4096u
 #define CLAIM_SPINS 100000
 #define FUTEX_LIMIT_NS 100000000
 
@@ -177,15 +178,18 @@ static void note_start(uint32_t seen) {
 static void runtime_wait(const struct duck_kernel_context *unused, const uint32_t *word,
                          uint32_t seen) {
     (void)unused;
-    int spins = 0;
+    uint32_t spins = 0;
     uint64_t waited_ns = 0;
     while (!must_return(word, seen)) {
         __builtin_ia32_pause();
-        if (setup.poll_policy == DUCK_POLL_SPIN || spins++ < WAIT_SPINS) continue;
-        if (setup.poll_policy == DUCK_POLL_SLEEP)
-            waited_ns += nap(waited_ns);
-        else
-            futex_wait(word, seen);
+        if (spins++ < WAIT_SPINS) continue;
+        switch (setup.poll_policy) {
+        case DUCK_POLL_BLOCK: futex_wait(word, seen); break;
+        case DUCK_POLL_SLEEP: waited_ns += nap(waited_ns); break;
+        default:
+            /* Where there are fewer CPUs than spinners, let the others on now and then. */
+            if (spins % YIELD_SPINS == 0) call4(SYS_sched_yield, 0, 0, 0, 0);
+        }
     }
     if (word == &mailbox->call_published && __atomic_load_n(word, __ATOMIC_ACQUIRE) != seen)
         note_start(seen);
