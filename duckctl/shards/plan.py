@@ -183,8 +183,18 @@ def _check_memory(plan: ShardPlan, ducks: Sequence[DuckSpec]) -> None:
 
 def _fitting_hint(shape: ModelShape, memory_gib: float) -> str:
     """Formats and counts of equal slices that would fit into that much memory per duck."""
+    exact = _fitting_counts(shape, LOSSLESS_FORMATS, memory_gib)
+    others = [fmt for fmt in FORMAT_CODES if fmt not in LOSSLESS_FORMATS]
+    rounded = _fitting_counts(shape, others, memory_gib)
+    if not exact and not rounded:
+        return f"nothing fits into {memory_gib:g} GiB per duck; add memory"
+    parts = [*exact, *(f"{text} (rounded)" for text in rounded)]
+    return f"what fits into {memory_gib:g} GiB per duck: {'; '.join(parts)}"
+
+
+def _fitting_counts(shape: ModelShape, formats: Sequence[str], memory_gib: float) -> list[str]:
     fitting = []
-    for fmt in LOSSLESS_FORMATS:
+    for fmt in formats:
         counts = [
             str(count)
             for count in valid_duck_counts(shape.moe_intermediate_size)
@@ -194,9 +204,7 @@ def _fitting_hint(shape: ModelShape, memory_gib: float) -> str:
         ]
         if counts:
             fitting.append(f"{fmt} on {', '.join(counts)} ducks")
-    if not fitting:
-        return f"nothing fits into {memory_gib:g} GiB per duck; add memory"
-    return f"what fits into {memory_gib:g} GiB per duck: {'; '.join(fitting)}"
+    return fitting
 
 
 def _region(shape: ModelShape, fmt: str, first_row: int, rows: int) -> RegionLayout:

@@ -54,7 +54,10 @@ def test_too_little_memory_is_refused_with_counts_that_fit() -> None:
     with pytest.raises(PlanError) as caught:
         equal_plan(V32, "fp9", ducks)
     assert "duck d00 has 16 GiB; its slice in fp9 needs 21.8 GiB" in caught.value.message
-    assert caught.value.hint == ("what fits into 16 GiB per duck: fp8 on 64 ducks; fp9 on 64 ducks")
+    assert caught.value.hint == (
+        "what fits into 16 GiB per duck: fp8 on 64 ducks; fp9 on 64 ducks; "
+        "fp7 on 64 ducks (rounded); q6 on 64 ducks (rounded); q4 on 32, 64 ducks (rounded)"
+    )
     equal_plan(V32, "fp9", [DuckSpec(f"d{i}", memory_gib=32) for i in range(32)])
 
 

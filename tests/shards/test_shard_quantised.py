@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packed_records import RecordShape, read_record
+from packed_records import Floats, RecordShape, e4m3_values, read_record
 from shard_helpers import MakeCheckpoint, convert_equal, equal_plan_of
-from synthetic_checkpoint import CheckpointSpec
+from synthetic_checkpoint import CheckpointSpec, write_checkpoint
 
-from duckctl.shards.checkpoint import open_checkpoint
+from duckctl.shards.checkpoint import MatrixSource, open_checkpoint
 from duckctl.shards.errors import CheckpointError
+from duckctl.shards.native import PackLibrary
 
 QWEN3 = CheckpointSpec(model_type="qwen3_moe", dtype="BF16", dense=0, mtp=0, layers=2, moe=192)
 QWEN3_5 = CheckpointSpec(
@@ -80,11 +81,54 @@ def test_slicing_does_not_change_quantised_weights(
     assert np.array_equal(values[1].view(np.uint32), values[6].view(np.uint32))
 
 
+@pytest.mark.parametrize("fmt", ["fp7", "q6", "q4"])
+def test_formats_below_eight_bits_report_their_error_and_ignore_slicing(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, fmt: str
+) -> None:
+    """The reported error is that of the weights which the kernels see."""
+    model = make_checkpoint(CheckpointSpec(layers=2, moe=192))
+    source = {
+        (layer, expert.expert): expert
+        for layer in open_checkpoint(model).shape.layers
+        for expert in open_checkpoint(model).experts(layer)
+    }
+    downs = {}
+    for count in (1, 6):
+        result = convert_equal(model, fmt, count, tmp_path)
+        parts = []
+        for part, layout in enumerate(equal_plan_of(model, fmt, count).layouts):
+            path = result.cache_file.parent / f"slice-{part:02d}/layer-001.bin"
+            records = np.fromfile(path, np.uint8).reshape(-1, layout.record_bytes)
+            parts.append([PackLibrary().unpack_record(layout, record)[2] for record in records])
+        downs[count] = [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
+        report = json.loads(result.cache_file.read_text())["report"]
+        assert report["lossless"] is False
+    squared_error = squared_sum = 0.0
+    for expert, found in enumerate(downs[1]):
+        assert np.array_equal(found.view(np.uint32), downs[6][expert].view(np.uint32))
+        exact = fp8_weights(source[(1, expert)].down)
+        squared_error += float(((found.astype(np.float64) - exact) ** 2).sum())
+        squared_sum += float((exact.astype(np.float64) ** 2).sum())
+    relative = math.sqrt(squared_error / squared_sum)
+    assert report["relative_error"]["1"]["down"] == pytest.approx(relative, rel=1e-3)
+
+
+def fp8_weights(source: MatrixSource) -> Floats:
+    """Code * scale of an FP8 matrix."""
+    assert source.scale is not None
+    codes = np.fromfile(source.path, np.uint8, source.size_bytes, offset=source.offset)
+    scale = np.fromfile(
+        source.scale.path, np.float32, source.scale.size_bytes // 4, offset=source.scale.offset
+    ).reshape(source.scale.shape)
+    values = e4m3_values()[codes].reshape(source.rows, source.columns)
+    wide = scale.repeat(128, 0)[: source.rows].repeat(128, 1)[:, : source.columns]
+    weights: Floats = values * wide
+    return weights
+
+
 def test_a_nan_in_bf16_names_tensor_and_position(
     tmp_path: Path,
 ) -> None:
-    from synthetic_checkpoint import write_checkpoint
-
     model = write_checkpoint(tmp_path / "model", QWEN3_5)
     source = open_checkpoint(model).experts(1)[2].down
     with source.path.open("r+b") as file:

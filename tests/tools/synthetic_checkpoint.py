@@ -49,6 +49,7 @@ class CheckpointSpec:
     scale_dtype: str = "F32"
     file_bytes_max: int = 4 << 20
     seed: int = 1
+    sparse: bool = False  # all weights zero, no disk space: for tests of a real checkpoint's size
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,13 @@ class RandomWeights:
 
 def _files(tensors: list[PlannedTensor], file_bytes_max: int) -> Iterator[list[PlannedTensor]]:
     part: list[PlannedTensor] = []
+    part_bytes = 0
     for tensor in tensors:
-        if part and sum(t.size_bytes for t in part) + tensor.size_bytes > file_bytes_max:
+        if part and part_bytes + tensor.size_bytes > file_bytes_max:
             yield part
-            part = []
+            part, part_bytes = [], 0
         part.append(tensor)
+        part_bytes += tensor.size_bytes
     yield part
 
 
@@ -182,7 +185,7 @@ def header_bytes(entries: Mapping[str, Mapping[str, object]]) -> bytes:
     return len(raw).to_bytes(8, "little") + raw
 
 
-def _write_file(file: IO[bytes], part: list[PlannedTensor], weights: RandomWeights) -> None:
+def _write_file(file: IO[bytes], part: list[PlannedTensor], weights: RandomWeights | None) -> None:
     entries = {}
     offset = 0
     for tensor in part:
@@ -194,6 +197,9 @@ def _write_file(file: IO[bytes], part: list[PlannedTensor], weights: RandomWeigh
         }
         offset = end
     file.write(header_bytes(entries))
+    if weights is None:
+        file.truncate(file.tell() + offset)
+        return
     for tensor in part:
         file.write(weights.bytes_of(tensor).data)
 
@@ -202,7 +208,8 @@ def write_checkpoint(directory: Path, spec: CheckpointSpec) -> Path:
     """Writes config, index and weight files; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = planned_tensors(spec)
-    weights = RandomWeights(spec, max(tensor.size_bytes for tensor in tensors))
+    largest = max(tensor.size_bytes for tensor in tensors)
+    weights = None if spec.sparse else RandomWeights(spec, largest)
     parts = list(_files(tensors, spec.file_bytes_max))
     weight_map: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
@@ -232,6 +239,7 @@ def main() -> None:
     parser.add_argument("--mtp", type=int, default=0)
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sparse", action="store_true")
     arguments = vars(parser.parse_args())
     write_checkpoint(
         arguments.pop("out"), CheckpointSpec(file_bytes_max=4_300_000_000, **arguments)
