@@ -1,4 +1,4 @@
-"""A checkpoint of DeepSeek-V3.2's size is planned in seconds, in little memory, and refused in time.
+"""A checkpoint of DeepSeek-V3.2's size is planned in seconds, in little memory, or refused.
 
 Its files are sparse: real headers of 92,425 tensors and 668 GB of zeros that take no disk space.
 """
