@@ -106,7 +106,9 @@ static void memory_attack(uint32_t attack, context_pointer context, struct duck_
         null_write();
         break;
     case 50: slot->output_bytes = UINT32_MAX; break;
-    case 51: context->complete(context, slot->call_number + 1); for (;;) __builtin_ia32_pause();
+    case 51:
+        context->complete(context, slot->call_number + 1);
+        for (;;) __builtin_ia32_pause();
     case 52: fill(context->calls, context->calls_bytes); break;
     case 53: __asm__ volatile("pushq $0\n ret"); break;                      /* return to nowhere */
     case 54: fill(context->calls, context->calls_bytes + (1u << 20)); break; /* and beyond */
