@@ -168,7 +168,8 @@ bool Bulk::check_limits(Domain &domain, Link &link) {
         return true;
     }
     const uint64_t limit_ns = domain.options().silence_ms * kMillisecond;
-    if (elapsed_ns(domain.now(), progress_ns_) < limit_ns) return false;
+    const uint64_t since_ns = std::max(progress_ns_, domain.resumed_ns());
+    if (elapsed_ns(domain.now(), since_ns) < limit_ns) return false;
     const uint64_t heard_ns = link.status.heard_ns.get();
     char during[96];
     std::snprintf(during, sizeof during, "the write of its %s (%llu of %llu bytes done)",
@@ -176,12 +177,12 @@ bool Bulk::check_limits(Domain &domain, Link &link) {
                   static_cast<unsigned long long>(op_->bytes));
     if (elapsed_ns(domain.now(), heard_ns) >= limit_ns / 2) {
         domain.fail_silent(link, &op_->error,
-                           elapsed_ns(domain.now(), std::max(heard_ns, progress_ns_)), during);
+                           elapsed_ns(domain.now(), std::max(heard_ns, since_ns)), during);
         return true;
     }
     fail(&op_->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
          "%s (%s) is alive, but acknowledged nothing for %.1f s during %s", link.name,
-         link.address_text, static_cast<double>(domain.now() - progress_ns_) * 1e-9, during);
+         link.address_text, static_cast<double>(domain.now() - since_ns) * 1e-9, during);
     domain.hint_port(&op_->error);
     return true;
 }
@@ -192,7 +193,8 @@ uint64_t Bulk::timer(Domain &domain, Link &link) {
         finish(domain, link);
         return domain.now();
     }
-    uint64_t next = progress_ns_ + domain.options().silence_ms * kMillisecond;
+    uint64_t next =
+        std::max(progress_ns_, domain.resumed_ns()) + domain.options().silence_ms * kMillisecond;
     for (Chunk &chunk : chunk_) {
         if (!chunk.is_active) continue;
         if (chunk.pending > 0) {

@@ -130,7 +130,7 @@ void LinkCalls::note_sent(Domain &domain, uint32_t number) {
 
 // True when the call has failed.
 bool LinkCalls::limits(Domain &domain, Link &link, LinkCall &call) {
-    const uint64_t since_ns = std::max(call.start_ns, link.status.heard_ns.get());
+    const uint64_t since_ns = domain.silent_since(link, call.start_ns);
     const uint64_t now = domain.now();
     duckhost_error error;
     char during[32];
@@ -155,8 +155,8 @@ uint64_t LinkCalls::timer(Domain &domain, Link &link) {
         if (!call.is_active) continue;
         if (limits(domain, link, call)) return kNever;
         if (domain.now() >= call.next_ns) ask(domain, link, call);
-        const uint64_t silence_ns = std::max(call.start_ns, link.status.heard_ns.get()) +
-                                    domain.options().silence_ms * kMillisecond;
+        const uint64_t silence_ns =
+            domain.silent_since(link, call.start_ns) + domain.options().silence_ms * kMillisecond;
         next = std::min({next, call.next_ns, silence_ns,
                          call.start_ns + domain.options().call_ms * kMillisecond});
     }

@@ -19,6 +19,7 @@ constexpr uint32_t kSleepTurns = 50;   // then short sleeps, then it blocks: the
 constexpr uint64_t kSleep = 20 * kMicrosecond;
 constexpr unsigned long kTimerSlack = 1 * kMicrosecond;
 constexpr uint64_t kIdleMax = 100 * kMillisecond;
+constexpr uint64_t kStall = 5 * kIdleMax; // between two turns: this thread was not let run
 
 } // namespace
 
@@ -109,7 +110,9 @@ void Domain::run() {
 
 void Domain::turn() {
     counters_.turns.add();
+    const uint64_t last_turn_ns = now_;
     now_ = now_ns();
+    if (elapsed_ns(now_, last_turn_ns) > kStall) resumed_ns_ = now_;
     bool is_busy = receive() > 0;
     is_busy |= take_commands();
     is_busy |= calls_.take(*this);

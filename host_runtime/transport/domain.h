@@ -7,6 +7,7 @@
 #include "fault_port.h"
 #include "link.h"
 
+#include <algorithm>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -48,6 +49,12 @@ class Domain {
 
     // For the parts of the domain thread (session.cc, request.cc, bulk.cc, call.cc).
     uint64_t now() const { return now_; }
+    uint64_t resumed_ns() const { return resumed_ns_; }
+    // Since when a duck that was asked something at `asked_ns` is silent. The time in which this
+    // thread itself did not run (a stopped process, a machine under load) is not the duck's.
+    uint64_t silent_since(const Link &link, uint64_t asked_ns) const {
+        return std::max({asked_ns, link.status.heard_ns.get(), resumed_ns_});
+    }
     const duckhost_options &options() const { return options_; }
     CallBoard &board() { return board_; }
     uint16_t write_stride() const { return stride_for_mtu(config_.mtu, sizeof(duck_write_prefix)); }
@@ -119,6 +126,7 @@ class Domain {
     DomainCounters counters_;
 
     uint64_t now_ = 0;
+    uint64_t resumed_ns_ = 0; // this thread ran again after it had not for long
     uint32_t idle_turns_ = 0;
     DomainCalls calls_;
     duck_seal_key domain_key_{};

@@ -53,8 +53,7 @@ uint64_t Domain::request_timer(Link &link) {
     for (RequestState &request : link.request) {
         RequestOp *op = request.op;
         if (op == nullptr) continue;
-        const uint64_t heard_ns = link.status.heard_ns.get();
-        const uint64_t since_ns = heard_ns > op->start_ns ? heard_ns : op->start_ns;
+        const uint64_t since_ns = silent_since(link, op->start_ns);
         const char *what = message_type_text(op->type);
         const uint64_t silent_ns = elapsed_ns(now_, since_ns);
         if (silent_ns >= op->silence_ns) {

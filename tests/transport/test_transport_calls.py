@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from transport_kit import (
     REFUSE,
     call,
     factor_of,
+    let_pass,
     load,
+    make_a_long_call,
     message,
     open_request,
     running_shelf,
@@ -256,6 +261,33 @@ def test_a_new_session_with_a_duck_ends_the_compute_session(
             np.testing.assert_array_equal(
                 call(transport, scale_call(values), 10), scaled_sum(values, range(2))
             )
+
+
+def test_a_host_that_was_stopped_blames_no_duck(tmp_path: Path, echo_kernel: bytes) -> None:
+    """A host process stopped for longer than silence_ms goes on where it was."""
+    context = multiprocessing.get_context("spawn")
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf:
+        ours, theirs = context.Pipe()
+        ports = [duck.port for duck in shelf.ducks]
+        host = context.Process(
+            target=make_a_long_call, args=(ports, shelf.key, echo_kernel, theirs)
+        )
+        host.start()
+        try:
+            assert host.pid is not None
+            assert ours.poll(60) and ours.recv() == "calling"
+            for _ in range(2):
+                let_pass(0.2)
+                os.kill(host.pid, signal.SIGSTOP)
+                let_pass(1.2)
+                os.kill(host.pid, signal.SIGCONT)
+            assert ours.poll(30)
+            assert ours.recv() == "finished"
+            host.join(10)
+            assert host.exitcode == 0
+        finally:
+            host.kill()
+            host.join()
 
 
 def test_sessions_of_some_ducks_and_of_another_host(tmp_path: Path, echo_kernel: bytes) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,13 @@ from duckd_process import DuckdProcess
 
 from duckctl.native import native_path
 from host_runtime import wire
-from host_runtime.transport import DomainEndpoint, DuckEndpoint, Transport, TransportOptions
+from host_runtime.transport import (
+    DomainEndpoint,
+    DuckEndpoint,
+    Transport,
+    TransportError,
+    TransportOptions,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO_MS = 5000
@@ -61,6 +68,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     while not condition():
         assert time.monotonic() < give_up, f"after {seconds} s still not: {what}"
         time.sleep(0.01)
+
+
+def let_pass(seconds: float) -> None:
+    """For tests of what happens while time goes by."""
+    end = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= end, seconds + 5, "the time")
 
 
 @dataclass
@@ -179,6 +192,24 @@ def serving(
         load_all(transport, shelf)
         transport.session_open(range(len(shelf.ducks)), request or open_request(), OPEN_MS)
         yield transport
+
+
+def make_a_long_call(ports: list[int], key: bytes, kernel: bytes, pipe: Connection) -> None:
+    """A host of its own, for a child process: one call that takes seconds."""
+    ducks = [DuckEndpoint(f"d{i + 1:02}", "127.0.0.1", port, 0) for i, port in enumerate(ports)]
+    domains = [DomainEndpoint("domain1", None, None, 1500)]
+    options = TransportOptions(silence_ms=800, ping_ms=100)
+    with Transport(library(), domains, ducks, key, options) as transport:
+        for i in range(len(ducks)):
+            load(transport, i, kernel, factor_of(i))
+        transport.session_open(range(len(ducks)), open_request(), OPEN_MS)
+        ticket = submit(transport, message(BUSY, 1_000_000_000))
+        pipe.send("calling")
+        try:
+            transport.wait(ticket)
+            pipe.send("finished")
+        except TransportError as error:
+            pipe.send(error.message)
 
 
 # ---- calls -------------------------------------------------------------------------------------
