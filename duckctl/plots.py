@@ -79,5 +79,4 @@ def _draw(axes: Any, chart: Chart) -> None:
     if len(chart.series) > 1:
         axes.legend(frameon=False, fontsize=8, loc="best")
     if chart.notes:
-        text = "\n".join(chart.notes)
-        axes.text(0.99, 0.02, text, transform=axes.transAxes, ha="right", fontsize=8, alpha=0.8)
+        axes.set_title(", ".join(chart.notes), loc="right", fontsize=8)

@@ -185,12 +185,11 @@ def request_bars(sample: Sample) -> list[Bar]:
         Bar("request", "request", "request", 0.0, end_s, facts),
         Bar("request", "prefill", f"{len(sample.prompt_ids)} tokens", 0.0, sample.ttft_s),
     ]
-    last_s = 0.0
-    step_s = 0.0
+    step_s = 0.0  # when the step began that gave the token
     for index, token in enumerate(sample.tokens[1:], 1):
-        if not token.accepted:
-            step_s, last_s = last_s, token.engine_s
         lane = "lane 1 (accepted drafts)" if token.accepted else "lane 0"
         duration_s = max(0.0, token.engine_s - step_s)
         bars.append(Bar("request", lane, f"token {index}", sample.ttft_s + step_s, duration_s))
+        if not token.accepted:  # a step gives an accepted draft first, then its own token
+            step_s = token.engine_s
     return bars

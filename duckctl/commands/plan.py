@@ -215,8 +215,9 @@ def _lines(result: Any) -> list[tuple[str, str, str]]:
         (
             "one token, one layer",
             f"kernel {layer.kernel_us:.0f} µs",
-            f"reads {human_bytes(layer.weight_bytes)}; out {layer.dispatch_us:.0f} µs, back "
-            f"{layer.result_us:.0f} µs, launch gap {layer.gap_us:.0f} µs, GPU {layer.gpu_us:.0f} µs",
+            f"reads {human_bytes(layer.weight_bytes)}; out {layer.dispatch_us:.0f} µs, "
+            f"back {layer.result_us:.0f} µs, launch gap {layer.gap_us:.0f} µs, "
+            f"GPU {layer.gpu_us:.0f} µs",
         ),
         (
             "busy",
@@ -300,17 +301,25 @@ def _write_trace(setup: Any, path: Path) -> None:
 
     slices = traced_step(setup).slices
     bars = [Bar("simulated step", s.resource, s.label, s.start_s, s.duration_s) for s in slices]
-    path.write_text(json.dumps(trace_document(bars)), encoding="utf-8")
+    try:
+        path.write_text(json.dumps(trace_document(bars)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None
     talk(f"wrote {path}: open it in https://ui.perfetto.dev")
 
 
 def _validate(catalogue: Any, path: Path, archive: Path | None, as_json: bool) -> None:
     from duckctl.plan import validate as validation
+    from duckctl.plan.page import page
 
     result = validation.validate(catalogue)
     lab = validation.lab_rows(archive) if archive else []
     plans = _our_plans(catalogue)
-    path.write_text(validation.page(result, plans, lab, archive), encoding="utf-8")
+    text = page(result, plans, lab, str(archive or ""))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None
     if as_json:
         print_json(
             {

@@ -19,7 +19,10 @@ HARDWARE_GROUPS = ("ducks", "gpus", "links")
 
 
 class CatalogueError(UsageError):
-    """A name that is not in the catalogue, or a catalogue file that cannot be used."""
+    """A name that is not in the catalogue, or a file of figures that cannot be used."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint or "the files are described in docs/reference/plan.md")
 
 
 @dataclass(frozen=True)
