@@ -30,7 +30,7 @@ from duckctl.shards.store import PieceWriter, fsync_directory
 WRITERS_MAX = 8
 LAYERS_UNFINISHED_MAX = 2  # layers whose fsyncs may still run while later ones are packed
 RESERVE_BYTES = 400 << 20  # interpreter, libraries, headers of a 92,000-tensor checkpoint
-BATCH_EXPERTS_MAX = 16  # beyond this, larger batches only add memory
+BATCH_BYTES_MAX = 768 << 20  # of both buffers: writes of several MB; more only costs first touches
 READERS = 4  # enough to keep a disk busy with 15 MB reads
 
 LayerDone = Callable[[int, Mapping[str, str], list[JournalEntry]], None]
@@ -62,7 +62,8 @@ def make_budget(
     room = memory_limit_bytes - RESERVE_BYTES
     # One expert per packer and one per reader, as far as half of the room goes.
     loaded = max(2, min(threads + READERS, (room - output) // source, room // 2 // source))
-    batch = min((room - loaded * source) // output, BATCH_EXPERTS_MAX, plan.shape.expert_count)
+    largest = max(1, BATCH_BYTES_MAX // output)
+    batch = min((room - loaded * source) // output, largest, plan.shape.expert_count)
     return Budget(threads, loaded, batch, RESERVE_BYTES + loaded * source + batch * output)
 
 
