@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -50,37 +51,39 @@ def undisturbed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     return digests_below(cache_dir)
 
 
-def kill_after(model_dir: Path, cache_dir: Path, delay_s: float) -> bool:
-    """Starts a conversion and kills it; False when it was done before."""
+def end_after(model_dir: Path, cache_dir: Path, delay_s: float, number: signal.Signals) -> bool:
+    """Starts a conversion and sends it a signal; False when it was done before."""
     process = subprocess.Popen(
         child_command(model_dir, "fp9", SLICES, cache_dir),
-        env=child_environment(), stdout=subprocess.PIPE, text=True,
+        env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "begin\n"
     try:
         process.wait(timeout=delay_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-    process.communicate()
+        process.send_signal(number)
+    process.communicate(timeout=120)
     return process.returncode != 0
 
 
 @pytest.mark.slow
-def test_kill_at_random_moments_then_resume(
-    model_dir: Path, tmp_path: Path, undisturbed: dict[str, str]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_end_at_random_moments_then_resume(
+    model_dir: Path, tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
 ) -> None:
     random_source = random.Random(20261130)
     started = time.monotonic()
     convert_equal(model_dir, "fp9", SLICES, tmp_path / "timing")
     duration_s = time.monotonic() - started
-    killed = 0
-    for number in range(KILLS):
-        cache_dir = tmp_path / f"cache-{number}"
-        killed += kill_after(model_dir, cache_dir, random_source.uniform(0.0, duration_s))
+    ended = 0
+    for attempt in range(KILLS):
+        cache_dir = tmp_path / f"cache-{attempt}"
+        delay_s = random_source.uniform(0.0, duration_s)
+        ended += end_after(model_dir, cache_dir, delay_s, number)
         convert_equal(model_dir, "fp9", SLICES, cache_dir)
         assert digests_below(cache_dir) == undisturbed
-    assert killed >= KILLS // 2
+    assert ended >= KILLS // 2
 
 
 @pytest.mark.slow
