@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from duckd_process import DuckdProcess
+from real_duckd import DuckdProcess
 from transport_kit import (
     OPEN_MS,
     Shelf,

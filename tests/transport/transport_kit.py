@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from duckd_process import DuckdProcess
+from real_duckd import DuckdProcess
 
 from duckctl.native import native_path
 from host_runtime import wire
