@@ -308,7 +308,9 @@ void LinkCalls::take_fault(Domain &domain, Link &link, const duck_fault &fault) 
     if ((domain.board().ducks() >> link.index & 1) == 0) return; // not in this compute session
     duckhost_error error;
     describe_fault(link, fault, &error);
-    if (fault.status != DUCK_ERR_BAD_REQUEST) {
+    const bool is_of_one_call =
+        fault.status == DUCK_ERR_BAD_REQUEST || fault.status == DUCK_ERR_CALL_TOO_LARGE;
+    if (!is_of_one_call) {
         fail_all(domain, link, error);
         domain.board().end_session(error);
         return;
