@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,14 @@ class CaseResult:
         names = self.samples[0].metrics
         return {name: summarise([s.metrics[name] for s in self.samples]) for name in names}
 
+    def step_deciles(self) -> dict[str, float]:
+        """Decode steps of all repeats: the lower decile is that of an undisturbed machine."""
+        steps = [value for sample in self.samples for _, value in step_times_ms(sample)]
+        if len(steps) < 2:
+            return {}
+        deciles = statistics.quantiles(steps, n=10, method="inclusive")
+        return {"p10": deciles[0], "p50": deciles[4], "p90": deciles[8]}
+
     def document(self) -> dict[str, Any]:
         """What run.json says of the case."""
         first = self.samples[0]
@@ -63,6 +72,7 @@ class CaseResult:
                 **{name: summary.document() for name, summary in self.summaries().items()},
                 "acceptance": first.acceptance,
             },
+            "step_ms": self.step_deciles(),
             "repeats": [
                 {
                     **sample.metrics,

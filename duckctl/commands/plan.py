@@ -14,6 +14,7 @@ from duckctl.errors import UsageError
 
 app = typer.Typer()
 
+SWEEP_POINTS = 14  # of a range, beside the counts with equal slices
 PROMPT_TOKENS = 1481  # of the reference's longer published case
 
 
@@ -89,7 +90,7 @@ def plan(
 
 
 def _counts(text: str, model: Any) -> list[int]:
-    """Duck counts: one, or those of a range that give equal slices."""
+    """Duck counts: one, or points of a range with all that give equal slices."""
     from duckctl.plan.setup import valid_duck_counts
 
     first, dots, last = text.partition("..")
@@ -101,14 +102,11 @@ def _counts(text: str, model: Any) -> list[int]:
         ) from None
     if not dots:
         return [low]
-    counts = [count for count in valid_duck_counts(model) if low <= count <= high]
-    if len(counts) < 2:
-        valid = ", ".join(map(str, valid_duck_counts(model)))
-        raise UsageError(
-            f"--ducks {text} has fewer than two duck counts for {model.title}",
-            f"counts with equal slices: {valid}",
-        )
-    return counts
+    if not 1 <= low < high:
+        raise UsageError(f"--ducks {text} is no range", "expected the smaller number first: 8..64")
+    equal = {count for count in valid_duck_counts(model) if low <= count <= high}
+    between = range(low, high + 1, max(1, (high - low) // SWEEP_POINTS))
+    return sorted(equal | set(between))
 
 
 def _setup(

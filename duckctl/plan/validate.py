@@ -135,7 +135,7 @@ def validate(catalogue: Catalogue) -> Validation:
 
 @dataclass(frozen=True)
 class LabRow:
-    """A case of an archive: measured TPOT and the one from the steps of another case."""
+    """A case of an archive: measured time per token and the one from the steps of another case."""
 
     case: str
     measured_ms: float
@@ -151,19 +151,18 @@ def lab_rows(archive: Path) -> list[LabRow]:
     """Predicts the cases of a `bench serve` archive from the steps of its first one.
 
     The time of a step is that of the first case; a case's tokens per step (MTP acceptance) are its
-    own. Measured is the best repeat: the machine's other work only ever adds.
+    own. Steps are counted at their lower decile: other work on the machine only ever adds.
     """
     try:
         document = json.loads((archive / "run.json").read_text(encoding="utf-8"))
-        cases = [case for case in document["cases"] if case["summary"].get("tpot_ms")]
-        first = cases[0]
-        step_ms = first["summary"]["tpot_ms"]["min"] * _tokens_per_step(first)
+        cases = [case for case in document["cases"] if case["step_ms"]]
+        first_ms = float(cases[0]["step_ms"]["p10"])
         return [
             LabRow(
                 case=str(case["name"]),
-                measured_ms=float(case["summary"]["tpot_ms"]["min"]),
-                predicted_ms=step_ms / _tokens_per_step(case),
-                fitted=case is first,
+                measured_ms=float(case["step_ms"]["p10"]) / _tokens_per_step(case),
+                predicted_ms=first_ms / _tokens_per_step(case),
+                fitted=case is cases[0],
             )
             for case in cases
         ]

@@ -54,14 +54,15 @@ def write_run(folder: Path, cases: list[dict[str, object]]) -> None:
 
 
 def test_lab_rows_follow_from_acceptance(tmp_path: Path) -> None:
-    def case(name: str, tpot_ms: float, acceptance: float) -> dict[str, object]:
-        return {"name": name, "summary": {"tpot_ms": {"min": tpot_ms}, "acceptance": acceptance}}
+    def case(name: str, step_ms: float, acceptance: float) -> dict[str, object]:
+        return {"name": name, "step_ms": {"p10": step_ms}, "summary": {"acceptance": acceptance}}
 
-    write_run(tmp_path, [case("a", 10.0, 1.0), case("b", 13.0, 0.5)])
+    write_run(tmp_path, [case("a", 20.0, 1.0), case("b", 21.0, 0.5)])
     rows = lab_rows(tmp_path)
     assert [row.fitted for row in rows] == [True, False]
+    assert rows[0].measured_ms == pytest.approx(10.0)
     assert rows[1].predicted_ms == pytest.approx(20 / 1.5)
-    assert rows[1].error == pytest.approx(20 / 1.5 / 13 - 1)
+    assert rows[1].error == pytest.approx(20 / 21 - 1)
 
 
 def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
