@@ -1,0 +1,82 @@
+"""A lane: the fixed buffers of one token's way through the layers, and its mailbox.
+
+Everything that a captured step reads or writes has its address here, so that one graph serves all
+tokens: position, cache row and token are numbers in device memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from host_runtime.config import ModelConfig
+from host_runtime.ops.gpu.attend import SPLITS
+from host_runtime.ops.gpu.mailbox import FLAG_WORDS
+from host_runtime.ops.gpu.sample import greedy_parts
+
+STATE_BASE, STATE_POSITION, STATE_TOKEN, STATE_WORDS = 0, 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Output sizes of the fused matrices, the largest over all layers."""
+
+    first: int  # [q_a | wk | kv_a | weights_proj]
+    second: int  # [q_b | wq_b]
+    middle: int  # gate, up and router
+
+
+class Mailbox:
+    """Pinned host memory that both sides see; see ops/gpu/mailbox.py for the protocol."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.flags = torch.zeros(FLAG_WORDS, dtype=torch.int32).pin_memory()
+        self.ids = torch.zeros(config.num_experts_per_tok, dtype=torch.int16).pin_memory()
+        self.weights = torch.zeros(config.num_experts_per_tok).pin_memory()
+        self.hidden = torch.zeros(config.hidden_size).pin_memory()
+        self.result = torch.zeros(config.hidden_size).pin_memory()
+
+
+class Lane:
+    """Buffers of one lane. `mailbox` is None in a lane without routed experts (baselines)."""
+
+    def __init__(self, config: ModelConfig, widths: Widths, device: torch.device) -> None:
+        c = config
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, device=device)
+
+        self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
+        self.staged_state = torch.zeros(STATE_WORDS, dtype=torch.int32).pin_memory()
+        self.sequence = torch.zeros(2, dtype=torch.int32, device=device)
+        self.mailbox = Mailbox(c)
+        self.x = floats(1, c.hidden_size)  # residual
+        self.normed = floats(1, c.hidden_size)
+        self.hidden = floats(1, c.hidden_size)  # the MTP module's input
+        self.zeros = floats(1, c.hidden_size)
+        self.joined = floats(1, 2 * c.hidden_size)
+        self.first = floats(1, widths.first)
+        self.second = floats(1, widths.second)
+        self.middle = floats(1, widths.middle)
+        self.out = floats(1, c.hidden_size)
+        self.routed = floats(1, c.hidden_size)
+        width = c.kv_lora_rank + c.qk_rope_head_dim
+        self.query = floats(c.num_attention_heads, width)
+        self.index_query = floats(c.index_n_heads, c.index_head_dim)
+        self.parts = floats(SPLITS, c.num_attention_heads, c.kv_lora_rank)
+        self.sums = floats(SPLITS, c.num_attention_heads, 2)
+        self.values = floats(c.num_attention_heads, c.v_head_dim)
+        self.selected = torch.zeros(c.index_topk, dtype=torch.int32, device=device)
+        self.logits = floats(1, c.vocab_size)
+        self.choice_parts = torch.zeros(
+            greedy_parts(c.vocab_size), 4, dtype=torch.float64, device=device
+        )
+        self.choice = torch.zeros(3, dtype=torch.float64, device=device)
+
+    def place(self, base: int, position: int, token: int) -> None:
+        """Set the lane's token and place, in stream order."""
+        self.staged_state[STATE_BASE] = base
+        self.staged_state[STATE_POSITION] = position
+        self.staged_state[STATE_TOKEN] = token
+        self.state.copy_(self.staged_state, non_blocking=True)

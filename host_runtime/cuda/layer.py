@@ -1,0 +1,304 @@
+"""One decoder layer on the card: a decode row as a chain of launches, and prompt chunks.
+
+Shapes: n rows, D hidden size, H heads, N nope, R rope, V value, L latent, Q query latent, G index
+heads, E index head size, T positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from host_runtime.config import ModelConfig
+from host_runtime.cuda.lane import Lane
+from host_runtime.cuda.weights import GpuWeights, Part
+from host_runtime.errors import WeightsError
+from host_runtime.experts.base import Experts
+from host_runtime.ops.attention import attend_prefix, attend_selected
+from host_runtime.ops.gpu.attend import attend, merge_values
+from host_runtime.ops.gpu.index import index_scores, top_positions
+from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, Matrix, linear
+from host_runtime.ops.gpu.mailbox import fetch
+from host_runtime.ops.gpu.norm import add_norm
+from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
+from host_runtime.ops.gpu.router import RouteCall, route
+from host_runtime.ops.index import hadamard_matrix, top_k_lower_position
+from host_runtime.ops.index import index_scores as plain_index_scores
+from host_runtime.ops.norm import rms_norm
+from host_runtime.ops.rope import rope_half_split, rope_interleaved
+from host_runtime.ops.router import choose_experts
+
+KEY_NORM_EPS = 1e-6
+_BLOCK_BYTES_MAX = 256 * 1024 * 1024  # scores or gathered keys of one block of prompt rows
+
+
+@dataclass(frozen=True)
+class LayerCaches:
+    """Cache rows of one layer for all sequences: kv [P, L + R], key [P, E]."""
+
+    kv: torch.Tensor
+    key: torch.Tensor
+
+
+class GpuLayer:
+    """Layer `index` of the checkpoint, the MTP module's included."""
+
+    def __init__(self, source: GpuWeights, index: int, config: ModelConfig) -> None:
+        c = self.config = config
+        self.index = index
+        prefix, heads, hidden = f"model.layers.{index}.", c.num_attention_heads, c.hidden_size
+        own = f"{prefix}self_attn."
+        self.input_norm = source.vector(f"{prefix}input_layernorm.weight", hidden)
+        self.post_norm = source.vector(f"{prefix}post_attention_layernorm.weight", hidden)
+        self.first, (_, key_at, latent_at, self.index_weight_at) = source.fused(
+            [
+                Part(f"{own}q_a_proj.weight", c.q_lora_rank),
+                Part(f"{own}indexer.wk.weight", c.index_head_dim),
+                Part(f"{own}kv_a_proj_with_mqa.weight", c.kv_lora_rank + c.qk_rope_head_dim),
+                Part(f"{own}indexer.weights_proj.weight", c.index_n_heads),
+            ],
+            hidden,
+        )
+        self.q_norm = source.vector(f"{own}q_a_layernorm.weight", c.q_lora_rank)
+        head_width = c.qk_nope_head_dim + c.qk_rope_head_dim
+        self.second, (_, index_query_at) = source.fused(
+            [
+                Part(f"{own}q_b_proj.weight", heads * head_width),
+                Part(f"{own}indexer.wq_b.weight", c.index_n_heads * c.index_head_dim),
+            ],
+            c.q_lora_rank,
+        )
+        per_head = c.qk_nope_head_dim + c.v_head_dim
+        kv_b, _ = source.fused([Part(f"{own}kv_b_proj.weight", heads * per_head)], c.kv_lora_rank)
+        if not kv_b.codes.shape[0]:
+            raise WeightsError(f"{own}kv_b_proj is not FP8, which the CUDA path needs")
+        turn = hadamard_matrix(c.index_head_dim, source.device)
+        self.prepare = PrepareWeights(
+            kv_b,
+            source.vector(f"{own}kv_a_layernorm.weight", c.kv_lora_rank),
+            source.vector(f"{own}indexer.k_norm.weight", c.index_head_dim),
+            source.vector(f"{own}indexer.k_norm.bias", c.index_head_dim),
+            turn.sign().to(torch.bfloat16),
+        )
+        self.sizes = PrepareSizes(
+            heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.kv_lora_rank,
+            c.index_n_heads, c.index_head_dim, key_at, latent_at, index_query_at,
+        )  # fmt: skip
+        self.o, _ = source.fused([Part(f"{own}o_proj.weight", hidden)], heads * c.v_head_dim)
+        self._load_mlp(source, f"{prefix}mlp.")
+
+    def _load_mlp(self, source: GpuWeights, prefix: str) -> None:
+        c, hidden = self.config, self.config.hidden_size
+        self.bias: torch.Tensor | None = None
+        self.inner = c.intermediate_size
+        parts: list[Part] = []
+        if self.index >= c.first_k_dense_replace:
+            self.inner = c.n_shared_experts * c.moe_intermediate_size
+            self.bias = source.vector(f"{prefix}gate.e_score_correction_bias", c.n_routed_experts)
+            parts = [Part(f"{prefix}gate.weight", c.n_routed_experts)]
+            prefix += "shared_experts."
+        if self.inner % 128:
+            raise WeightsError(f"{prefix} has {self.inner} rows, the CUDA path needs whole blocks")
+        gate_up = [Part(f"{prefix}{name}_proj.weight", self.inner) for name in ("gate", "up")]
+        self.gate_up, starts = source.fused(gate_up + parts, hidden)
+        self.router_at = starts[-1]
+        self.down, _ = source.fused([Part(f"{prefix}down_proj.weight", hidden)], self.inner)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """All matrices that a decode row reads."""
+        return [self.first, self.second, self.prepare.kv_b, self.o, self.gate_up, self.down]
+
+    # ------------------------------------------------------------------ one decode row, capturable
+    def decode_attention(
+        self, lane: Lane, caches: LayerCaches, rotation: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """lane.normed -> lane.x and lane.normed before the MLP. Sparse if `scores` is given."""
+        c, n = self.config, lane.first
+        linear(lane.normed, self.first, lane.first[:, : self.first.rows])
+        linear(
+            n[:, : c.q_lora_rank], self.second, lane.second,
+            prologue="norm", gain=self.q_norm, eps=c.rms_norm_eps,
+        )  # fmt: skip
+        prepare(
+            self.sizes, self.prepare, lane.state, lane.first[0], lane.second[0], rotation,
+            lane.query, lane.index_query, caches.kv, caches.key, c.rms_norm_eps, KEY_NORM_EPS,
+        )  # fmt: skip
+        selected = None
+        if scores is not None:
+            at = self.index_weight_at
+            index_scores(
+                lane.state, lane.index_query, n[0, at : at + c.index_n_heads],
+                self._index_factor, caches.key, scores,
+            )  # fmt: skip
+            top_positions(lane.state, scores, lane.selected)
+            selected = lane.selected
+        attend(
+            lane.state, lane.query, caches.kv, selected, c.softmax_scale, lane.parts, lane.sums,
+            c.kv_lora_rank,
+        )  # fmt: skip
+        merge_values(lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values)
+        linear(lane.values.view(1, -1), self.o, lane.out)
+        add_norm(lane.x, lane.out, self.post_norm, c.rms_norm_eps, lane.normed)
+
+    def decode_mlp(self, lane: Lane, *, call: bool) -> None:
+        """lane.normed -> the MLP's or shared expert's output in lane.out; posts the expert call."""
+        middle = lane.middle[:, : self.gate_up.rows]
+        linear(lane.normed, self.gate_up, middle)
+        if self.bias is not None:
+            box, k = lane.mailbox, self.config.n_routed_experts
+            route(
+                lane.middle[0, self.router_at : self.router_at + k], self.bias, self.config,
+                box.ids, box.weights, lane.normed[0], box.hidden,
+                RouteCall(lane.sequence, box.flags, self.index) if call else None,
+            )  # fmt: skip
+        linear(lane.middle[:, : 2 * self.inner], self.down, lane.out, prologue="silu")
+
+    def decode_finish(self, lane: Lane, gain: torch.Tensor, *, call: bool) -> None:
+        """Add MLP and experts to lane.x; lane.normed = the next norm's output."""
+        eps, routed = self.config.rms_norm_eps, None
+        if self.bias is not None and call:
+            routed = lane.routed
+            fetch(lane.sequence, lane.mailbox.flags, lane.mailbox.result, routed)
+        add_norm(lane.x, lane.out, gain, eps, lane.normed, routed)
+
+    @property
+    def _index_factor(self) -> float:
+        return float(self.config.index_n_heads**-0.5 * self.config.index_head_dim**-0.5)
+
+    # ------------------------------------------------------------------ prompt chunks
+    def prefill(
+        self,
+        x: torch.Tensor,
+        caches: LayerCaches,
+        rotation: torch.Tensor,
+        first: int,
+        experts: Experts,
+    ) -> torch.Tensor:
+        """x [n, D] -> [n, D]; caches hold this sequence's rows only, `first` of them filled."""
+        eps = self.config.rms_norm_eps
+        x = x + self._attend_chunk(rms_norm(x, self.input_norm, eps), caches, rotation, first)
+        hidden = rms_norm(x, self.post_norm, eps)  # [n, D]
+        middle = wide_linear(hidden, self.gate_up)  # [n, 2 M + X]
+        pending = None
+        if self.bias is not None:
+            logits = middle[:, self.router_at : self.router_at + self.config.n_routed_experts]
+            ids, weights = self._choose(logits)
+            # all three copies are on their way before the first is waited for
+            to_host = [_pinned_copy(tensor) for tensor in (ids, weights, hidden)]
+            torch.cuda.current_stream().synchronize()
+            pending = experts.submit(self.index, to_host[2], to_host[0], to_host[1])
+        gate, up = middle[:, : self.inner], middle[:, self.inner : 2 * self.inner]
+        shared = wide_linear(torch.nn.functional.silu(gate) * up, self.down)
+        if pending is not None:
+            shared = shared + pending.wait().to(shared.device)
+        return x + shared
+
+    def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = self.config
+        assert self.bias is not None
+        return choose_experts(
+            logits.sigmoid(), self.bias, group_count=c.n_group, chosen_groups=c.topk_group,
+            top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob,
+            scaling_factor=c.routed_scaling_factor,
+        )  # fmt: skip
+
+    def _attend_chunk(
+        self, x: torch.Tensor, caches: LayerCaches, rotation: torch.Tensor, first: int
+    ) -> torch.Tensor:
+        c, s, rows = self.config, self.sizes, x.shape[0]
+        end = first + rows
+        cos, sin = rotation[first:end, 0], rotation[first:end, 1]
+        y1 = wide_linear(x, self.first)
+        query_latent = rms_norm(y1[:, : c.q_lora_rank], self.q_norm, c.rms_norm_eps)
+        y2 = wide_linear(query_latent, self.second)
+        query = y2[:, : s.index_query_at].reshape(rows, s.heads, -1)  # [n, H, N + R]
+        nope, rope = query.split([s.nope, s.rope], -1)
+        w = dense_weights(self.prepare.kv_b).view(s.heads, s.nope + s.value, s.latent)
+        absorbed = torch.bmm(nope.transpose(0, 1), w[:, : s.nope]).transpose(0, 1)  # [n, H, L]
+        query = torch.cat((absorbed, rope_interleaved(rope, cos, sin)), -1)
+        latent = y1[:, s.latent_at : s.latent_at + s.latent]
+        rope_key = y1[:, s.latent_at + s.latent : s.latent_at + s.latent + s.rope]
+        caches.kv[first:end, : s.latent] = rms_norm(
+            latent, self.prepare.latent_gain, c.rms_norm_eps
+        )
+        caches.kv[first:end, s.latent :] = rope_interleaved(rope_key[:, None], cos, sin)[:, 0]
+        key = torch.nn.functional.layer_norm(
+            y1[:, s.key_at : s.key_at + s.index_size], (s.index_size,),
+            self.prepare.key_gain, self.prepare.key_bias, KEY_NORM_EPS,
+        )  # fmt: skip
+        caches.key[first:end] = self._turn(key[:, None], cos, sin)[:, 0]
+        mixed = self._mix(query, y1, y2, caches, first, cos, sin)  # [n, H, L]
+        values = torch.bmm(mixed.transpose(0, 1), w[:, s.nope :].transpose(1, 2))  # [H, n, V]
+        return wide_linear(values.transpose(0, 1).reshape(rows, -1), self.o)
+
+    def _mix(
+        self,
+        query: torch.Tensor,
+        y1: torch.Tensor,
+        y2: torch.Tensor,
+        caches: LayerCaches,
+        first: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of the chunk's rows, block by block: [n, H, L]."""
+        c, s, rows = self.config, self.sizes, query.shape[0]
+        end = first + rows
+        kv = caches.kv[:end].float()
+        latent, rope_key = kv[:, : s.latent], kv[:, s.latent :]
+        sparse = end > c.index_topk
+        block = max(1, _BLOCK_BYTES_MAX // (8 * s.heads * min(end, c.index_topk)))
+        if sparse:
+            gathered = 8 * c.index_topk * (s.latent + s.rope)
+            block = max(1, min(block, _BLOCK_BYTES_MAX // gathered))
+        mixed = []
+        for begin in range(0, rows, block):
+            stop = min(begin + block, rows)
+            part, at = query[begin:stop], first + begin
+            if not sparse:
+                seen = at + stop - begin
+                mixed.append(
+                    attend_prefix(part, latent[:seen], rope_key[:seen], at, c.softmax_scale)
+                )
+                continue
+            q = y2[begin:stop, s.index_query_at : s.index_query_at + s.index_heads * s.index_size]
+            q = self._turn(
+                q.reshape(stop - begin, s.index_heads, -1), cos[begin:stop], sin[begin:stop]
+            )
+            w = y1[begin:stop, self.index_weight_at : self.index_weight_at + s.index_heads]
+            scores = plain_index_scores(q, caches.key[:end].float(), w * self._index_factor)
+            own = at + torch.arange(stop - begin, device=q.device)
+            later = torch.arange(end, device=q.device)[None] > own[:, None]
+            chosen = top_k_lower_position(scores.masked_fill_(later, -torch.inf), c.index_topk)
+            mixed.append(attend_selected(part, latent, rope_key, chosen, at, c.softmax_scale))
+        return torch.cat(mixed)
+
+    def _turn(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The indexer's rotation of x [n, heads, E]: RoPE on the first R elements, Hadamard."""
+        s = self.sizes
+        rotated = torch.cat((rope_half_split(x[..., : s.rope], cos, sin), x[..., s.rope :]), -1)
+        return rotated @ self.prepare.hadamard.float() / s.index_size**0.5
+
+
+def wide_linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """linear for prompt chunks: any number of rows, and the same kernel for all of them."""
+    rows = x.shape[0]
+    if rows <= GEMV_ROWS_MAX:
+        padded = torch.nn.functional.pad(x, (0, 0, 0, GEMV_ROWS_MAX + 1 - rows))
+        return linear(padded, matrix)[:rows]
+    return linear(x.contiguous(), matrix)
+
+
+def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, complete when the stream is."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def dense_weights(matrix: Matrix) -> torch.Tensor:
+    """float32 values of the FP8 part."""
+    rows, columns = matrix.codes.shape
+    scale = matrix.scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    return matrix.codes.view(torch.float8_e4m3fn).float() * scale

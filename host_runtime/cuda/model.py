@@ -1,0 +1,288 @@
+"""DeepSeek-V3.2 on a CUDA card, with the interface of models.DeepseekV32.
+
+    model = GpuModel(config, generation, weights, positions=8192, cache_dtype=torch.bfloat16)
+    hidden = model.forward(tokens, cache, experts)     # tokens [n] on the CPU -> [n, D] on the card
+
+One or two tokens go through lanes: a captured graph holds all launches of the step, both lanes in
+turns, and expert calls travel through the mailboxes. More tokens are a prompt chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from host_runtime.config import GenerationConfig, ModelConfig
+from host_runtime.cuda.lane import Lane, Mailbox, Widths
+from host_runtime.cuda.layer import GpuLayer, LayerCaches, wide_linear
+from host_runtime.cuda.link import CallLink
+from host_runtime.cuda.pool import CachePool, GpuSequenceCache
+from host_runtime.cuda.weights import GpuWeights, Part
+from host_runtime.errors import HostError
+from host_runtime.experts.base import Experts
+from host_runtime.ops.gpu.linear import Matrix, linear
+from host_runtime.ops.gpu.mailbox import ANSWERED, fetch
+from host_runtime.ops.gpu.norm import add_norm, embed_norm
+from host_runtime.ops.gpu.router import RouteCall, route
+from host_runtime.ops.gpu.sample import greedy
+from host_runtime.ops.norm import rms_norm
+from host_runtime.ops.rope import rope_frequencies
+
+LANES_MAX = 2
+ROTATION_CHUNK = 4096  # positions whose cosines are computed at once, on the CPU
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """What a captured graph does. scores_size 0: dense attention; calls False: experts null."""
+
+    lanes: int
+    scores_size: int
+    mtp: bool = False
+    head: bool = False
+    calls: bool = True
+
+
+class GpuMtp:
+    """Weights of the MTP module besides its layer."""
+
+    def __init__(
+        self, source: GpuWeights, config: ModelConfig, embedding: torch.Tensor, head: Matrix
+    ) -> None:
+        assert config.mtp_layer is not None
+        prefix, hidden = f"model.layers.{config.mtp_layer}.", config.hidden_size
+        copy = source.table(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
+        self.embedding = embedding if torch.equal(copy, embedding) else copy
+        own, _ = source.fused([Part(f"{prefix}shared_head.head.weight", config.vocab_size)], hidden)
+        self.head = head if torch.equal(own.plain, head.plain) else own
+        del copy, own
+        self.embedding_norm = source.vector(f"{prefix}enorm.weight", hidden)
+        self.hidden_norm = source.vector(f"{prefix}hnorm.weight", hidden)
+        self.eh_proj, _ = source.fused([Part(f"{prefix}eh_proj.weight", hidden)], 2 * hidden)
+        self.layer = GpuLayer(source, config.mtp_layer, config)
+        self.head_norm = source.vector(f"{prefix}shared_head.norm.weight", hidden)
+
+
+class GpuModel:
+    """The host's part of the model on one card. `device` is where token ids are expected: the CPU."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        generation: GenerationConfig,
+        source: GpuWeights,
+        *,
+        positions: int,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        self.config, self.generation, self.device = config, generation, torch.device("cpu")
+        self.card = source.device
+        vocabulary, hidden = config.vocab_size, config.hidden_size
+        self.embedding = source.table("model.embed_tokens.weight", vocabulary, hidden)
+        self.layers = [GpuLayer(source, i, config) for i in range(config.num_hidden_layers)]
+        self.norm = source.vector("model.norm.weight", hidden)
+        self.head, _ = source.fused([Part("lm_head.weight", vocabulary)], hidden)
+        self.mtp: GpuMtp | None = None
+        if config.mtp_layer is not None:
+            self.mtp = GpuMtp(source, config, self.embedding, self.head)
+        every = [*self.layers, *([self.mtp.layer] if self.mtp else [])]
+        self.pool = CachePool(
+            config, [layer.index for layer in every], positions, cache_dtype, self.card
+        )
+        self.rotation = rotation_table(config, positions).to(self.card)
+        widths = Widths(*(
+            max(matrix.rows for matrix in matrices)
+            for matrices in zip(*((l.first, l.second, l.gate_up) for l in every), strict=True)
+        ))  # fmt: skip
+        self.lanes = [Lane(config, widths, self.card) for _ in range(LANES_MAX)]
+        self.link = CallLink(self.lanes)
+        self._scores = torch.zeros(max(positions, config.index_topk), device=self.card)
+        self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self._stream = torch.cuda.Stream(self.card)
+
+    def close(self) -> None:
+        """End the lane threads."""
+        self.link.close()
+
+    def new_cache(self, capacity: int) -> GpuSequenceCache:
+        """Rows for one sequence of at most `capacity` positions. HostError if there are none."""
+        return self.pool.reserve(capacity)
+
+    # ------------------------------------------------------------------ the model's interface
+    @torch.inference_mode()
+    def forward(
+        self, tokens: torch.Tensor, cache: GpuSequenceCache, experts: Experts
+    ) -> torch.Tensor:
+        """Append tokens int64 [n]; hidden states after the final norm [n, D]."""
+        rows, first = tokens.shape[0], cache.length
+        cache.require(first + rows)
+        if rows <= LANES_MAX:
+            for row, token in enumerate(tokens.tolist()):
+                self.lanes[row].place(cache.base, first + row, token)
+            hidden = self._run_lanes(rows, first, experts, mtp=False)
+        else:
+            x = self.embedding[tokens.to(self.card)].float()  # [n, D]
+            for layer in self.layers:
+                caches = self._rows(layer.index, cache)
+                x = layer.prefill(x, caches, self.rotation, first, experts)
+            hidden = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        cache.length = first + rows
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, D] -> [n, vocabulary], each row by itself."""
+        return torch.cat([linear(row[None], self.head) for row in hidden])
+
+    @torch.inference_mode()
+    def mtp_forward(
+        self,
+        hidden: torch.Tensor,
+        next_tokens: torch.Tensor,
+        cache: GpuSequenceCache,
+        experts: Experts,
+    ) -> torch.Tensor:
+        """hidden [n, D] of positions i.. and tokens int64 [n] at i + 1..: [n, D] for mtp_logits."""
+        if self.mtp is None:
+            raise ValueError("the model has no MTP module")
+        rows, first = hidden.shape[0], cache.mtp_length
+        cache.require(first + rows)
+        if rows <= LANES_MAX:
+            for row, token in enumerate(next_tokens.tolist()):
+                self.lanes[row].hidden.copy_(hidden[row : row + 1])
+                self.lanes[row].place(cache.base, first + row, token)
+            mixed = self._run_lanes(rows, first, experts, mtp=True)
+        else:
+            m, eps = self.mtp, self.config.rms_norm_eps
+            embedded = rms_norm(
+                m.embedding[next_tokens.to(self.card)].float(), m.embedding_norm, eps
+            )
+            joined = torch.cat((embedded, rms_norm(hidden, m.hidden_norm, eps)), -1)
+            x = wide_linear(joined, m.eh_proj)
+            caches = self._rows(m.layer.index, cache)
+            x = m.layer.prefill(x, caches, self.rotation, first, experts)
+            mixed = rms_norm(x, m.head_norm, eps)
+        cache.mtp_length = first + rows
+        return mixed
+
+    @torch.inference_mode()
+    def mtp_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Output of mtp_forward [n, D] -> logits of the tokens at i + 2.. [n, vocabulary]."""
+        if self.mtp is None:
+            raise ValueError("the model has no MTP module")
+        return torch.cat([linear(row[None], self.mtp.head) for row in hidden])
+
+    def _rows(self, layer: int, cache: GpuSequenceCache) -> LayerCaches:
+        whole, begin, end = self.pool.layers[layer], cache.base, cache.base + cache.capacity
+        return LayerCaches(whole.kv[begin:end], whole.key[begin:end])
+
+    # ------------------------------------------------------------------ lanes
+    def _run_lanes(self, count: int, first: int, experts: Experts, *, mtp: bool) -> torch.Tensor:
+        """Replay the step of `count` lanes that are placed at `first`..: [count, D]."""
+        graph = self.graph(StepKind(count, self.scores_size(first + count), mtp))
+        with self.link.serving(experts):
+            graph.replay()
+            hidden = torch.cat([lane.normed for lane in self.lanes[:count]])
+            gave_up = [bool(lane.sequence[1]) for lane in self.lanes[:count]]  # waits for the step
+        if any(gave_up):
+            for lane in self.lanes:
+                lane.sequence[1] = 0
+            raise HostError("the card waited for an expert call that nobody answered")
+        return hidden
+
+    def scores_size(self, length: int) -> int:
+        """Positions that the indexer must score for sequences of `length`: 0 up to index_topk."""
+        if length <= self.config.index_topk:
+            return 0
+        size = 2 * self.config.index_topk
+        while size < length:
+            size *= 2
+        return min(size, self._scores.shape[0])
+
+    def graph(self, kind: StepKind) -> torch.cuda.CUDAGraph:
+        """The captured step, made on first use."""
+        if kind not in self._graphs:
+            # Compiles all kernels. Nobody answers in a rehearsal, so it makes no calls.
+            rehearsal = StepKind(kind.lanes, kind.scores_size, kind.mtp, kind.head, calls=False)
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self.launch_step(rehearsal)
+                self._warm_mailboxes()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                self.launch_step(kind)
+            self._graphs[kind] = graph
+        return self._graphs[kind]
+
+    def _warm_mailboxes(self) -> None:
+        """Compile the two launches of a call on a mailbox that is answered beforehand."""
+        lane, spare = self.lanes[0], Mailbox(self.config)
+        sequence = torch.zeros(2, dtype=torch.int32, device=self.card)
+        spare.flags[ANSWERED] = 1
+        k = self.config.n_routed_experts
+        logits = torch.zeros(k, device=self.card)
+        route(
+            logits, logits, self.config, spare.ids, spare.weights, lane.normed[0], spare.hidden,
+            RouteCall(sequence, spare.flags, 0),
+        )  # fmt: skip
+        fetch(sequence, spare.flags, spare.result, lane.routed)
+        add_norm(
+            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out, lane.zeros
+        )
+        torch.cuda.synchronize()  # before the spare mailbox goes
+
+    def launch_step(self, kind: StepKind) -> None:
+        """All launches of a step. The lanes take turns: while one waits for its experts, the other
+        computes; a later lane's attention always follows the earlier one's in the same layer."""
+        lanes = self.lanes[: kind.lanes]
+        layers = self.layers
+        final = self.norm
+        if kind.mtp:
+            assert self.mtp is not None
+            layers, final = [self.mtp.layer], self.mtp.head_norm
+        scores = self._scores[: kind.scores_size] if kind.scores_size else None
+        for number, layer in enumerate(layers):
+            last = number + 1 == len(layers)
+            gain = final if last else layers[number + 1].input_norm
+            for lane in lanes:
+                if number == 0:
+                    self._enter(lane, mtp=kind.mtp)
+                else:
+                    layers[number - 1].decode_finish(lane, layer.input_norm, call=kind.calls)
+                layer.decode_attention(lane, self.pool.layers[layer.index], self.rotation, scores)
+                layer.decode_mlp(lane, call=kind.calls)
+            if last:
+                for lane in lanes:
+                    layer.decode_finish(lane, gain, call=kind.calls)
+        if kind.head:
+            for lane in lanes:
+                linear(lane.normed, self.head, lane.logits)
+                greedy(lane.logits[0], lane.choice_parts, lane.choice)
+
+    def _enter(self, lane: Lane, *, mtp: bool) -> None:
+        eps = self.config.rms_norm_eps
+        if not mtp:
+            gain = self.layers[0].input_norm
+            embed_norm(lane.state, self.embedding, gain, eps, lane.x, lane.normed)
+            return
+        assert self.mtp is not None
+        m, size = self.mtp, self.config.hidden_size
+        embed_norm(lane.state, m.embedding, m.embedding_norm, eps, lane.x, lane.joined[:, :size])
+        add_norm(lane.hidden, lane.zeros, m.hidden_norm, eps, lane.joined[:, size:])
+        linear(lane.joined, m.eh_proj, lane.x)
+        add_norm(lane.x, lane.zeros, m.layer.input_norm, eps, lane.normed)
+
+
+def rotation_table(config: ModelConfig, positions: int) -> torch.Tensor:
+    """float32 [positions, 2, R/2]: cos and sin, with the arithmetic of the CPU path."""
+    frequencies = rope_frequencies(config)
+    factor = 1.0 if config.yarn is None else config.yarn.rotation_factor
+    chunks = []
+    for first in range(0, positions, ROTATION_CHUNK):
+        last = min(first + ROTATION_CHUNK, positions)
+        angle = torch.arange(first, last, dtype=torch.float32)[:, None] * frequencies
+        chunks.append(torch.stack((angle.cos() * factor, angle.sin() * factor), 1))
+    return torch.cat(chunks)

@@ -1,0 +1,153 @@
+"""MLA decode over the latent cache, split along the positions. Reference: ops/attention.py.
+
+Shapes: H heads, L latent, R rope, V value size, S splits, K selected positions.
+
+Each program attends a block of heads to one part of the positions; a second launch merges the parts
+in order and applies W_uv. What a part covers depends on the number of positions alone, and the
+gathered form cuts the list of positions the same way: where all positions are selected, both forms
+give the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from host_runtime.ops.gpu.linear import Matrix
+from host_runtime.ops.gpu.support import (
+    decode_e4m3,
+    follow,
+    launch_options,
+    native_fp8,
+    power_of_two,
+    require,
+)
+
+SPLITS = 16
+_HEADS = 16  # per program
+
+
+def attend(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    selected: torch.Tensor | None,
+    scale: float,
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    latent: int,
+) -> None:
+    """Partial softmax sums of a lane's query [H, L + R] over its cache rows.
+
+    kv_cache [P, L + R] bf16 or float32 (then all products are float32); selected int32 [K] holds
+    min(K, positions) valid entries. parts float32 [S, H, L]; sums [S, H, 2]: maximum, sum.
+    """
+    heads, width = query.shape
+    require(kv_cache.shape[1] == width, "attend", f"cache width {kv_cache.shape[1]}, query {width}")
+    require(parts.shape == (SPLITS, heads, latent), "attend", f"parts {list(parts.shape)}")
+    exact = kv_cache.dtype == torch.float32
+    _attend_kernel[(-(-heads // _HEADS), SPLITS)](
+        state, query, kv_cache, selected if selected is not None else state, scale, parts, sums,
+        HEADS=heads, L=latent, R=width - latent, K=0 if selected is None else selected.shape[0],
+        BH=_HEADS, BT=16 if exact else 32, SPLITS=SPLITS, EXACT=exact, num_warps=4, num_stages=2,
+        **launch_options(query.device),
+    )  # fmt: skip
+
+
+def merge_values(
+    parts: torch.Tensor, sums: torch.Tensor, kv_b: Matrix, nope: int, out: torch.Tensor
+) -> None:
+    """out [H, V] = (merged parts) . W_uv, whose rows follow each head's `nope` rows in kv_b."""
+    _, heads, latent = parts.shape
+    value = out.shape[1]
+    _merge_kernel[(heads,)](
+        parts, sums, kv_b.codes, kv_b.scale, out,
+        HEADS=heads, N=nope, V=value, L=latent, LB=-(-latent // 128), L2=power_of_two(latent),
+        BV=min(32, power_of_two(value)), SPLITS=SPLITS, NATIVE=native_fp8(parts.device),
+        num_warps=4, **launch_options(parts.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend_kernel(
+    state_ptr, query_ptr, kv_ptr, selected_ptr, scale, parts_ptr, sums_ptr,
+    HEADS: tl.constexpr, L: tl.constexpr, R: tl.constexpr, K: tl.constexpr, BH: tl.constexpr,
+    BT: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    follow(EARLY)
+    split = tl.program_id(1)
+    base = tl.load(state_ptr)
+    count = tl.load(state_ptr + 1) + 1
+    if K > 0:
+        count = tl.minimum(count, K)
+    part = tl.cdiv(tl.cdiv(count, SPLITS), BT) * BT
+    begin = split * part
+    end = tl.minimum(begin + part, count)
+
+    head = tl.program_id(0) * BH + tl.arange(0, BH)
+    head_inside = (head < HEADS)[:, None]
+    l = tl.arange(0, L)
+    r = tl.arange(0, R)
+    q_at = query_ptr + head[:, None] * (L + R)
+    element: tl.constexpr = kv_ptr.dtype.element_ty
+    q_latent = tl.load(q_at + l[None, :], mask=head_inside, other=0.0).to(element)  # [BH, L]
+    q_rope = tl.load(q_at + L + r[None, :], mask=head_inside, other=0.0).to(element)  # [BH, R]
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+
+    best = tl.full((BH,), -float("inf"), tl.float32)
+    total = tl.zeros((BH,), tl.float32)
+    acc = tl.zeros((BH, L), tl.float32)
+    for start in range(begin, end, BT):
+        at = start + tl.arange(0, BT)
+        valid = at < end
+        position = at
+        if K > 0:
+            position = tl.load(selected_ptr + at, mask=valid, other=0)
+        rows = (base + position).to(tl.int64)[:, None] * (L + R)
+        latent = tl.load(kv_ptr + rows + l[None, :], mask=valid[:, None], other=0.0)  # [BT, L]
+        rope = tl.load(kv_ptr + rows + L + r[None, :], mask=valid[:, None], other=0.0)  # [BT, R]
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision=precision)  # [BH, BT]
+        scores = tl.dot(q_rope, tl.trans(rope), scores, input_precision=precision) * scale
+        scores = tl.where(valid[None, :], scores, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp(scores - new_best[:, None])
+        fade = tl.exp(best - new_best)
+        total = total * fade + tl.sum(weights, 1)
+        acc = acc * fade[:, None]
+        acc = tl.dot(weights.to(element), latent, acc, input_precision=precision)
+        best = new_best
+    out_at = split * HEADS + head
+    parts_at = parts_ptr + out_at[:, None] * L + l[None, :]
+    tl.store(parts_at, acc, mask=head_inside)
+    tl.store(sums_ptr + out_at * 2, best, mask=head < HEADS)
+    tl.store(sums_ptr + out_at * 2 + 1, total, mask=head < HEADS)
+
+
+@triton.jit
+def _merge_kernel(
+    parts_ptr, sums_ptr, codes_ptr, scale_ptr, out_ptr,
+    HEADS: tl.constexpr, N: tl.constexpr, V: tl.constexpr, L: tl.constexpr, LB: tl.constexpr,
+    L2: tl.constexpr, BV: tl.constexpr, SPLITS: tl.constexpr, NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    follow(EARLY)
+    head = tl.program_id(0)
+    s = tl.arange(0, SPLITS)
+    l = tl.arange(0, L2)
+    best = tl.load(sums_ptr + (s * HEADS + head) * 2)
+    # a part without positions has maximum -inf and sum 0; the first part never is one
+    factor = tl.exp(best - tl.max(best, 0))
+    total = tl.sum(factor * tl.load(sums_ptr + (s * HEADS + head) * 2 + 1), 0)
+    at = (s * HEADS + head)[:, None] * L + l[None, :]
+    parts = tl.load(parts_ptr + at, mask=(l < L)[None, :], other=0.0)  # [S, L]
+    mixed = tl.sum(parts * factor[:, None], 0) / total  # [L]
+    for first in tl.static_range(0, V, BV):
+        v = first + tl.arange(0, BV)
+        row = head * (N + V) + N + v
+        w_at = row.to(tl.int64)[:, None] * L + l[None, :]
+        inside = (v < V)[:, None] & (l < L)[None, :]
+        w = decode_e4m3(tl.load(codes_ptr + w_at, mask=inside, other=0), NATIVE)  # [BV, L]
+        scale_at = (row // 128)[:, None] * LB + (l // 128)[None, :]
+        w = w * tl.load(scale_ptr + scale_at, mask=inside, other=0.0)
+        tl.store(out_ptr + head * V + v, tl.sum(w * mixed[None, :], 1), mask=v < V)

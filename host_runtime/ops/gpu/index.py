@@ -1,0 +1,131 @@
+"""Indexer scores and the choice of positions for one row. Reference: ops/index.py.
+
+Shapes: G index heads, E index head size, T positions, K = index_topk.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from host_runtime.ops.gpu.support import follow, launch_options, power_of_two, require
+
+_KEYS = 128  # positions per program
+# Scores that one multiprocessor holds in registers; longer rows are read again for every bit.
+_TILE_MAX = 32768
+
+
+def index_scores(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    weights: torch.Tensor,
+    weight_factor: float,
+    key_cache: torch.Tensor,
+    scores: torch.Tensor,
+) -> None:
+    """scores[t] = sum over heads of weight * relu(query . key) for the lane's positions.
+
+    query float32 [G, E], weights float32 [G] (times weight_factor), key_cache [P, E] bf16 or
+    float32, scores float32 [at least T]; entries beyond T are left alone.
+    """
+    heads, size = query.shape
+    require(key_cache.shape[1] == size, "index_scores", f"key size {key_cache.shape[1]}")
+    exact = key_cache.dtype == torch.float32
+    keys = 32 if exact else _KEYS
+    _scores_kernel[(-(-scores.shape[0] // keys),)](
+        state, query, weights, weight_factor, key_cache, scores,
+        G=heads, G2=power_of_two(heads, 16), E=size, BT=keys, EXACT=exact, num_warps=4,
+        **launch_options(query.device),
+    )  # fmt: skip
+
+
+def top_positions(state: torch.Tensor, scores: torch.Tensor, selected: torch.Tensor) -> None:
+    """selected int32 [K]: positions of the K largest scores, ascending, lower ones win ties.
+
+    With T <= K positions it holds all T. The K-th largest score is found bit by bit: 32 counts.
+    """
+    size = power_of_two(scores.shape[0], 1024)
+    tile = min(size, _TILE_MAX)
+    _top_kernel[(1,)](
+        state, scores, selected, K=selected.shape[0], BLOCK=tile, TILES=size // tile,
+        num_warps=min(32, tile // 256), **launch_options(scores.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _scores_kernel(
+    state_ptr, query_ptr, weights_ptr, weight_factor, key_ptr, scores_ptr,
+    G: tl.constexpr, G2: tl.constexpr, E: tl.constexpr, BT: tl.constexpr, EXACT: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    follow(EARLY)
+    count = tl.load(state_ptr + 1) + 1
+    first = tl.program_id(0) * BT
+    if first >= count:
+        return
+    head = tl.arange(0, G2)
+    e = tl.arange(0, E)
+    t = first + tl.arange(0, BT)
+    element: tl.constexpr = key_ptr.dtype.element_ty
+    q_at = query_ptr + head[:, None] * E + e[None, :]
+    query = tl.load(q_at, mask=(head < G)[:, None], other=0.0).to(element)  # [G, E]
+    weights = tl.load(weights_ptr + head, mask=head < G, other=0.0) * weight_factor
+    rows = (tl.load(state_ptr) + t).to(tl.int64)[:, None] * E
+    keys = tl.load(key_ptr + rows + e[None, :], mask=(t < count)[:, None], other=0.0)  # [BT, E]
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    products = tl.dot(query, tl.trans(keys), input_precision=precision)  # [G, BT]
+    products = tl.maximum(products, 0.0) * weights[:, None]
+    tl.store(scores_ptr + t, tl.sum(products, 0), mask=t < count)
+
+
+@triton.jit
+def _ordered(scores_ptr, tile, count, BLOCK: tl.constexpr):
+    """uint32 keys of a tile of scores that compare as the scores do; NaN and beyond T: 0."""
+    t = tile * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(scores_ptr + t, mask=t < count, other=-float("inf"))
+    score = tl.where(score == score, score, -float("inf")) + 0.0  # no -0
+    bits = score.to(tl.uint32, bitcast=True)
+    key = tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return tl.where(t < count, key, 0), t
+
+
+@triton.jit
+def _top_kernel(
+    state_ptr, scores_ptr, selected_ptr,
+    K: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    follow(EARLY)
+    count = tl.load(state_ptr + 1) + 1
+    wanted = tl.minimum(count, K)
+    threshold = tl.zeros((), tl.uint32)
+    if TILES == 1:
+        key, t = _ordered(scores_ptr, 0, count, BLOCK)
+    for bit in range(32):
+        candidate = threshold | (tl.full((), 1, tl.uint32) << (31 - bit).to(tl.uint32))
+        above = tl.zeros((), tl.int32)
+        for tile in range(TILES):
+            if TILES > 1:
+                key, t = _ordered(scores_ptr, tile, count, BLOCK)
+            above += tl.sum((key >= candidate).to(tl.int32), 0)
+        threshold = tl.where(above >= wanted, candidate, threshold)
+    # now exactly the keys above the threshold are in, and the first of the equal ones
+    above = tl.zeros((), tl.int32)
+    for tile in range(TILES):
+        if TILES > 1:
+            key, t = _ordered(scores_ptr, tile, count, BLOCK)
+        above += tl.sum((key > threshold).to(tl.int32), 0)
+    places = wanted - above
+    equals_before = tl.zeros((), tl.int32)
+    written = tl.zeros((), tl.int32)
+    for tile in range(TILES):
+        if TILES > 1:
+            key, t = _ordered(scores_ptr, tile, count, BLOCK)
+        equal = ((key == threshold) & (t < count)).to(tl.int32)
+        rank = equals_before + tl.cumsum(equal, 0)
+        chosen = (key > threshold) | ((equal != 0) & (rank <= places))
+        ones = chosen.to(tl.int32)
+        at = written + tl.cumsum(ones, 0) - 1
+        tl.store(selected_ptr + at, t, mask=chosen)
+        equals_before += tl.sum(equal, 0)
+        written += tl.sum(ones, 0)

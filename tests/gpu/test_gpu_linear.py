@@ -1,0 +1,99 @@
+"""FP8 and plain products equal float64, for any shape, and a row's bits ignore its neighbours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_triton, normal, relative_error
+
+pytestmark = needs_triton
+
+# float32 sums of K products: about sqrt(K) * 2^-24 of the norm
+TOLERANCE = 3e-6
+V32 = ((2240, 7168, 64), (32768, 1536, 0), (7168, 16384, 0), (4096, 7168, 256), (7168, 2048, 0))
+SMALL = ((40, 256, 3), (160, 384, 0), (24, 320, 5), (0, 128, 20))
+SHAPES = (V32 + SMALL) if HAS_CUDA else SMALL
+
+
+def build(seed: int, rows: int, columns: int, plain: int) -> tuple[object, torch.Tensor]:
+    from host_runtime.ops.gpu.linear import Matrix
+
+    codes, scale, meant = fp8(seed, rows, columns)
+    extra = normal(seed + 2, plain, columns).to(torch.bfloat16)
+    return Matrix(codes, scale, extra), torch.cat((meant, extra.double()))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 70])
+def test_linear_equals_float64(shape: tuple[int, int, int], rows: int) -> None:
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, meant = build(11, *shape)
+    x = normal(13, rows, shape[1])
+    out = torch.full((rows, meant.shape[0]), torch.nan, device=DEVICE)
+    linear(x, matrix, out)
+    assert relative_error(out, x.double() @ meant.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_norm_prologue(rows: int) -> None:
+    from host_runtime.ops.gpu.linear import linear
+    from host_runtime.ops.norm import rms_norm
+
+    matrix, meant = build(17, 48, 384, 4)
+    x, gain = normal(18, rows, 400), normal(19, 384)
+    found = linear(x, matrix, prologue="norm", gain=gain, eps=1e-6)
+    expected = rms_norm(x[:, :384].double(), gain.double(), 1e-6) @ meant.T
+    assert relative_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_silu_prologue(rows: int) -> None:
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, meant = build(23, 48, 256, 0)
+    x = normal(24, rows, 512)
+    gate, up = x.double().chunk(2, -1)
+    expected = (torch.nn.functional.silu(gate) * up) @ meant.T
+    assert relative_error(linear(x, matrix, prologue="silu"), expected) < TOLERANCE
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, _ = build(29, *SHAPES[0])
+    x = normal(30, 2, SHAPES[0][1])
+    both = linear(x, matrix)
+    for row in range(2):
+        assert torch.equal(linear(x[row : row + 1].clone(), matrix)[0], both[row])
+    many = linear(x.repeat(4, 1), matrix)
+    assert torch.equal(many[0], many[2])
+    assert torch.equal(many, linear(x.repeat(4, 1), matrix))
+
+
+def test_every_code_is_decoded_exactly() -> None:
+    from host_runtime.ops.gpu.linear import Matrix, linear
+
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    codes = torch.where(codes % 128 == 127, 0, codes).to(torch.uint8)  # the two NaN
+    matrix = Matrix(
+        codes.repeat(128, 1).T.contiguous(),
+        torch.ones(2, 1, device=DEVICE),
+        torch.empty(0, 128, dtype=torch.bfloat16, device=DEVICE),
+    )
+    x = torch.zeros(1, 128, device=DEVICE)
+    x[0, 5] = 1
+    assert torch.equal(linear(x, matrix)[0], codes.view(torch.float8_e4m3fn).float())
+
+
+def test_wrong_shapes_are_refused() -> None:
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, _ = build(31, 16, 128, 0)
+    with pytest.raises(ValueError, match="K 128"):
+        linear(normal(1, 1, 64), matrix)
+    with pytest.raises(ValueError, match="float32"):
+        linear(normal(1, 1, 128).to(torch.bfloat16), matrix)
+    with pytest.raises(ValueError, match="prologue silu for 3 rows"):
+        linear(normal(1, 3, 256), matrix, prologue="silu")

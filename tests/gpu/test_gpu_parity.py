@@ -1,0 +1,127 @@
+"""ducklet on the card answers as on the CPU: all prompts, MTP on and off, two users, rollback."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_kit import needs_cuda
+
+from host_runtime.engine import Engine, FinishedEvent, SamplingParams
+
+pytestmark = needs_cuda
+DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
+PROMPTS: list[dict[str, Any]] = json.loads((DUCKLET / "reference.json").read_text())["prompts"]
+
+
+@cache
+def model() -> tuple[Any, Any]:
+    from host_runtime.cuda.loading import load_gpu_model
+
+    return load_gpu_model(
+        DUCKLET, routed_experts="local", positions=4096, cache_dtype=torch.float32
+    )
+
+
+def answers(engine: Engine, prompts: list[dict[str, Any]], **params: Any) -> list[Any]:
+    """Tokens and statistics of all prompts, running at the same time."""
+    handles = [
+        engine.submit(
+            prompt["prompt_ids"],
+            SamplingParams(max_tokens=len(prompt["greedy_ids"]), ignore_eos=True, **params),
+        )
+        for prompt in prompts
+    ]
+    while engine.step():
+        pass
+    results = []
+    for handle in handles:
+        *tokens, last = list(handle.events())
+        assert isinstance(last, FinishedEvent)
+        assert last.reason == "length", last.error
+        results.append(([event.token_id for event in tokens], last.stats))  # type: ignore[union-attr]
+    return results
+
+
+@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+def test_tokens_equal_the_reference(mtp: bool) -> None:
+    gpu, experts = model()
+    wrong = []
+    for prompt in PROMPTS:
+        engine = Engine(gpu, experts, mtp=mtp)
+        ((tokens, stats),) = answers(engine, [prompt])
+        counts = (stats.drafts_proposed, stats.drafts_accepted)
+        wanted = (prompt["mtp1_proposed"], prompt["mtp1_accepted"]) if mtp else (0, 0)
+        if tokens != prompt["greedy_ids"] or counts != wanted:
+            wrong.append((prompt["name"], counts, wanted))
+    assert wrong == []
+
+
+def test_two_users_at_once_get_their_own_answers() -> None:
+    gpu, experts = model()
+    results = answers(Engine(gpu, experts), PROMPTS[:2])
+    assert [tokens for tokens, _ in results] == [p["greedy_ids"] for p in PROMPTS[:2]]
+
+
+def test_seeded_sampling_reproduces() -> None:
+    gpu, experts = model()
+    first, second = (
+        answers(Engine(gpu, experts), PROMPTS[:1], temperature=0.8, seed=5)[0][0] for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_failing_call_ends_one_request_only() -> None:
+    from host_runtime.experts.base import ExpertsUnavailableError
+
+    class Broken:
+        def submit(self, *arguments: object) -> None:
+            raise ExpertsUnavailableError("d02 does not answer", ["d02"])
+
+        def status(self) -> list[object]:
+            return []
+
+    gpu, experts = model()
+    engine = Engine(gpu, Broken())  # type: ignore[arg-type]
+    handle = engine.submit([2], SamplingParams(max_tokens=4))
+    while engine.step():
+        pass
+    (last,) = list(handle.events())
+    assert isinstance(last, FinishedEvent)
+    assert (last.reason, last.error) == ("error", "d02 does not answer")
+    ((tokens, _),) = answers(Engine(gpu, experts), PROMPTS[:1])
+    assert tokens == PROMPTS[0]["greedy_ids"]
+
+
+def test_nan_logits_are_named() -> None:
+    gpu, experts = model()
+    norm = gpu.norm.clone()
+    gpu.norm.fill_(torch.nan)
+    try:
+        engine = Engine(gpu, experts)
+        handle = engine.submit(PROMPTS[0]["prompt_ids"], SamplingParams(max_tokens=4))
+        while engine.step():
+            pass
+        *_, last = list(handle.events())
+    finally:
+        gpu.norm.copy_(norm)
+    assert isinstance(last, FinishedEvent)
+    assert "not finite" in str(last.error)
+
+
+def test_too_large_a_sequence_is_refused_with_numbers() -> None:
+    gpu, experts = model()
+    engine = Engine(gpu, experts)
+    held = gpu.new_cache(4000)
+    handle = engine.submit([2, 3], SamplingParams(max_tokens=200))
+    while engine.step():
+        pass
+    (last,) = list(handle.events())
+    assert isinstance(last, FinishedEvent)
+    assert "4000 of 4096 cache rows" in str(last.error)
+    del held
+    assert answers(Engine(gpu, experts), PROMPTS[:1])[0][0] == PROMPTS[0]["greedy_ids"]
