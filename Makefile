@@ -2,8 +2,11 @@
 PYTHON ?= python3
 # torch is installed first: its CPU build is enough here, and the package itself asks only for torch>=2.6.
 TORCH ?= torch==2.13.0
+# Test processes at once. Files, not single tests, are handed out: tests of one file share loaded models.
+TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL = -n $(TEST_JOBS) --dist loadfile
 CLANG_FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cc')
 
 NATIVE_SOURCES = $(shell find kernels images host_runtime/transport CMakeLists.txt -name '*.[chS]' \
@@ -37,10 +40,10 @@ demo: setup ## the main job: a lab of ducks, sharded weights, two answered promp
 	$(BIN)/duckctl demo
 
 test: setup ## every test
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(PARALLEL)
 
 test-fast: setup ## the tests that take less than a few seconds each
-	$(BIN)/python -m pytest tests -m 'not slow'
+	$(BIN)/python -m pytest tests -m 'not slow' $(PARALLEL)
 
 lint: setup ## ruff, mypy --strict, clang-format; C and C++ are built with -Werror by setup
 	$(BIN)/ruff check .
