@@ -34,6 +34,7 @@ CASE_FILE = Path(__file__).resolve().parents[2] / "docs/examples/cases/4-ids-med
 LAYERS, HIDDEN, EXPERTS, TOP_K, MOE_SIZE, VOCABULARY = 5, 256, 16, 4, 256, 8192
 HEADS, HEAD_SIZE, CONTEXT = 8, 64, 2048
 WEIGHT_DEVIATION = 0.05
+THREADS = sorted({1, os.cpu_count() or 1})  # spinning threads lose on a busy machine
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def measure_llama(case: Case, repeats: int, seconds: float, threads: int) -> Spe
             prefill.append(len(case.ids) / prefill_s)
             decode.append((case.max_tokens - 1) / decode_s)
         model.close()
-    name = f"equal shape, Q8_0, {threads} threads"
+    name = f"equal shape, Q8_0, {threads} thread{'s' if threads > 1 else ''}"
     medians = (statistics.median(prefill), statistics.median(decode))
     return Speeds(f"llama.cpp ({llama_cpp.__version__})", name, *medians, len(prefill))
 
@@ -174,15 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", required=True, help="address of a running `duckctl serve`")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of each side")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of llama.cpp")
     given = parser.parse_args(arguments)
     case = read_case(CASE_FILE)
     try:
-        peer = measure_llama(case, given.repeats, given.seconds, given.threads)
+        peers = [measure_llama(case, given.repeats, given.seconds, n) for n in THREADS]
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n  hint: pip install llama-cpp-python gguf\n")
         return 1
-    rows = [measure_duckctl(case, given.url, given.repeats, given.seconds), peer]
+    rows = [measure_duckctl(case, given.url, given.repeats, given.seconds), *peers]
     print_table(
         f"{len(case.ids)} -> {case.max_tokens} tokens, greedy",
         ("", "model", "prefill tok/s>", "decode tok/s>", "repeats>"),
