@@ -242,7 +242,7 @@ class Info(ctypes.LittleEndianStructure):
     weights_id: Annotated[Bytes, ctypes.c_uint8 * WIRE_DIGEST_BYTES]
     reserved2: U32
     uptime_ns: U64
-    reserved: Annotated[Bytes, ctypes.c_uint8 * 40]
+    kernel: Annotated[bytes, ctypes.c_char * 40]
 
 
 @layout

@@ -62,7 +62,7 @@ def _document(report: FleetHealth) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("duck", "address", "state", "build", "cores>", "memory>", "weights", "temp>"),
+    *("duck", "address", "state", "build", "cores>", "memory>", "weights", "kernel", "temp>"),
     *("round trip>", "calls>", "dropped>", "problem"),
 )
 
@@ -71,7 +71,7 @@ def _row(duck: DuckHealth) -> tuple[object, ...]:
     facts = duck.facts
     address = facts.get("endpoint", "")
     if not duck.reachable:
-        return (duck.name, address, "no answer", *["-"] * 8, duck.problem)
+        return (duck.name, address, "no answer", *["-"] * 9, duck.problem)
     temperature = facts.get("temperature_c")
     stats: Mapping[str, Any] = facts.get("stats") or {}
     dropped = sum(value for key, value in stats.items() if key.startswith("dropped_"))
@@ -83,6 +83,7 @@ def _row(duck: DuckHealth) -> tuple[object, ...]:
         facts["core_count"],
         human_bytes(facts["memory_bytes"]),
         str(facts.get("weights_id") or "none")[:8],
+        str(facts.get("kernel") or "-").split(";")[0],
         "-" if temperature is None else f"{temperature:.0f} °C",
         f"{facts['round_trip_us']:.0f} µs",
         stats.get("calls_finished", "-"),

@@ -133,6 +133,7 @@ def _facts_json(facts: DuckFacts, host_build: str) -> dict[str, Any]:
         "link_mbps": facts.link_mbps,
         "mtu_bytes": facts.mtu_bytes,
         "uptime_s": facts.uptime_s,
+        "kernel": facts.kernel,
     }
 
 

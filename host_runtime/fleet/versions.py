@@ -42,6 +42,7 @@ class DuckFacts:
     abi_version: int
     weights_id: bytes
     uptime_s: float
+    kernel: str  # what the open session's kernel said on its start: the body it chose
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def facts_of(info: wire.Info) -> DuckFacts:
         abi_version=info.abi_version,
         weights_id=bytes(info.weights_id),
         uptime_s=info.uptime_ns / 1e9,
+        kernel=info.kernel.decode("utf-8", "replace"),
     )
 
 

@@ -170,6 +170,9 @@ static void fill_info(const struct duck_core *core, const struct core_associatio
     info->weight_bytes_max = plat_region_bytes_max(DUCK_REGION_WEIGHTS);
     info->state = core_state(core);
     info->abi_version = DUCK_KERNEL_ABI_VERSION;
+    if (core->session.state == CORE_SERVING) {
+        memcpy(info->kernel, core->session.kernel_words, sizeof info->kernel);
+    }
     if (weights->whole) memcpy(info->weights_id, weights->set_id, sizeof info->weights_id);
     info->uptime_ns = plat_now_ns() - core->start_ns;
 }

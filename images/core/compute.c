@@ -244,6 +244,7 @@ static void starting_tick(struct duck_core *core, uint64_t now) {
     core->stats.sessions_opened++;
     core_say(core, "compute session open");
     struct duck_done done = kernel_words(core, DUCK_OK);
+    memcpy(session->kernel_words, done.text, sizeof session->kernel_words);
     reply_finish(core, session->opening, &done);
 }
 

@@ -174,6 +174,7 @@ struct core_session {
     uint32_t published, completed; /* call numbers */
     uint64_t busy_since_ns;        /* when the running call began */
     struct duck_fault fault;       /* of the session that ended, when FAULTED */
+    char kernel_words[40];         /* what the kernel said when it was ready; for INFO */
     struct core_call call[DUCK_WIRE_CALLS_IN_FLIGHT_MAX];
 };
 static_assert(DUCK_WIRE_CALLS_IN_FLIGHT_MAX == DUCK_KERNEL_SLOTS, "the slots are the result cache");

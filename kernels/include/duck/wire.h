@@ -184,7 +184,7 @@ struct duck_info {
     uint8_t weights_id[DUCK_WIRE_DIGEST_BYTES];
     uint32_t reserved2; /* 0 */
     uint64_t uptime_ns;
-    uint8_t reserved[40]; /* calibration figures go here */
+    char kernel[40]; /* the open session's kernel on its start, cut ("body int, ..."); else zero */
 };
 static_assert(sizeof(struct duck_info) == 288, "info");
 
