@@ -208,7 +208,7 @@ def _lines(result: Any) -> list[tuple[str, str, str]]:
         (
             f"prompt of {result.prompt_tokens:,} tokens",
             f"TTFT {result.ttft_s:.2f} s",
-            f"{result.prefill_tokens_per_s:.1f} tok/s",
+            f"{result.prefill_tokens_per_s:.1f} tok/s, limited by {result.prefill_limit}",
         ),
         (
             "one token, one layer",

@@ -17,7 +17,14 @@ from duckctl.plan.setup import (
     require_fit,
     valid_duck_counts,
 )
-from duckctl.plan.simulate import StepResult, decode, overlap_ratio, prefill_s, round_trip_s
+from duckctl.plan.simulate import (
+    StepResult,
+    decode,
+    expected_distinct,
+    overlap_ratio,
+    prefill_s,
+    round_trip_s,
+)
 
 LIMIT_SHARE = 0.7  # a part that is busy for less than this does not limit the whole by itself
 LEVERS_SHOWN = 3
@@ -74,6 +81,7 @@ class Prediction:
     prompt_tokens: int
     prefill_tokens_per_s: float
     ttft_s: float
+    prefill_limit: str
     load_s: float
     boot_s: float
     costs: Costs
@@ -106,6 +114,7 @@ class Prediction:
             "prompt_tokens": self.prompt_tokens,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "ttft_s": self.ttft_s,
+            "prefill_limit": self.prefill_limit,
             "boot_s": self.boot_s,
             "load_s": self.load_s,
             "costs": asdict(self.costs),
@@ -137,6 +146,7 @@ def predict(setup: Setup, prompt_tokens: int) -> Prediction:
         prompt_tokens=prompt_tokens,
         prefill_tokens_per_s=prompt_tokens / ttft_s,
         ttft_s=ttft_s,
+        prefill_limit=prefill_limit(setup, prompt_tokens),
         load_s=load_s(setup),
         boot_s=setup.profile.boot_s,
         costs=costs(setup, speed),
@@ -156,6 +166,19 @@ def layer_times(setup: Setup) -> LayerTimes:
         gap_us=(round_trip - kernel_s) * 1e6,
         gpu_us=(setup.attention_s(1) + setup.shared_s(1)) * 1e6,
     )
+
+
+def prefill_limit(setup: Setup, prompt_tokens: int) -> str:
+    """What takes longest of one chunk in one layer; the rest hides behind it."""
+    tokens = min(prompt_tokens, setup.profile.prefill_chunk)
+    distinct = expected_distinct(setup.model, tokens)
+    times = {
+        "memory of the ducks": setup.memory_s(0, distinct, tokens),
+        "arithmetic of the ducks": setup.compute_s(0, distinct, tokens),
+        "links of the ducks": setup.duck_link_s(setup.result_wire_bytes(tokens)),
+        "GPU": setup.attention_s(tokens) + setup.shared_s(tokens),
+    }
+    return max(times, key=lambda name: times[name])
 
 
 def load_s(setup: Setup) -> float:

@@ -82,17 +82,22 @@ class Setup:
 
     def kernel_s(self, duck: int, distinct: float, tokens: int) -> float:
         """Seconds for a call of ``tokens`` tokens that touch ``distinct`` experts."""
-        params = self.expert_params(duck)
-        pairs = tokens * self.model.top_k
-        read = distinct if self.profile.reuses_weights else pairs
-        memory_s = read * params * FORMAT_BITS[self.weight_format] / 8 / self.read_rate(duck)
+        return max(self.memory_s(duck, distinct, tokens), self.compute_s(duck, distinct, tokens))
+
+    def memory_s(self, duck: int, distinct: float, tokens: int) -> float:
+        """The same, if only reading weights took time."""
+        read = distinct if self.profile.reuses_weights else tokens * self.model.top_k
+        bits = FORMAT_BITS[self.weight_format]
+        return read * self.expert_params(duck) * bits / 8 / self.read_rate(duck)
+
+    def compute_s(self, duck: int, distinct: float, tokens: int) -> float:
+        """The same, if only arithmetic took time."""
+        params = tokens * self.model.top_k * self.expert_params(duck)
         rate = self.duck.compute_params_per_s(self.weight_format, 1) * self.profile.compute_share
-        compute_s = pairs * params / rate
-        if self.profile.reuses_weights and tokens > 2:
-            efficiency = gemm_efficiency(pairs / distinct)
-            gemm_s = 2 * pairs * params / (self.duck.flops_per_s * efficiency)
-            compute_s = min(compute_s, gemm_s)
-        return max(memory_s, compute_s)
+        if not self.profile.reuses_weights or tokens <= 2:
+            return params / rate
+        efficiency = gemm_efficiency(tokens * self.model.top_k / distinct)
+        return min(params / rate, 2 * params / (self.duck.flops_per_s * efficiency))
 
     # ---- wire
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from duckctl.plan.catalogue import ModelShape
 from duckctl.plan.events import Body, Delay, Process, Resource, Simulation, Slice, Use
 from duckctl.plan.profile import Schedule
 from duckctl.plan.setup import Setup
@@ -56,6 +57,12 @@ class StepResult:
     slices: tuple[Slice, ...] = ()
 
 
+def expected_distinct(model: ModelShape, tokens: int) -> float:
+    """Experts that ``tokens`` random choices of top-k touch, on the average."""
+    missed = (1 - model.top_k / model.experts) ** tokens
+    return model.experts * (1 - missed)
+
+
 class Pipeline:
     """Work of one setup on one machine."""
 
@@ -69,8 +76,7 @@ class Pipeline:
         """Experts that a call touches: drawn for one or two tokens, expected for more."""
         model = self.setup.model
         if tokens > 2:
-            missed = (1 - model.top_k / model.experts) ** tokens
-            return model.experts * (1 - missed)
+            return expected_distinct(model, tokens)
         everyone = range(model.experts)
         picks = [self.random.sample(everyone, model.top_k) for _ in range(tokens)]
         return float(len({expert for pick in picks for expert in pick}))

@@ -165,9 +165,10 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
 
 def test_prediction_of_the_published_hardware() -> None:
     """The whole document; speed lies between the memory limit and half of it."""
-    result = predict(make_setup(weight_format="fp8"), 64)
+    result = predict(make_setup(weight_format="fp8"), 512)
     assert 20 < result.decode_tokens_per_s < 40.1
     document = result.document()
     assert document["rows_per_duck"] == [64] * 32
     assert document["limit"].startswith("duck kernels")
+    assert document["prefill_limit"] == "arithmetic of the ducks"
     assert document["costs"]["price"] is None
