@@ -99,8 +99,8 @@ def _until_clean(measure: Callable[[], int | None], budget: list[int]) -> int:
 
 
 def measure_cache(fmt: str, tokens: int, body: int) -> CacheRow:
-    """Params per cycle of one core on one expert of 4096 x 32 (about 400 KB)."""
-    hidden, rows = 4096, 32
+    """Params per cycle of one core on one expert of 2048 x 64 (about 400 KB)."""
+    hidden, rows = 2048, 64
     region, record = expert_region(fmt, hidden, rows, 1)
     rng = np.random.default_rng(1)
     message = experts_call(

@@ -15,8 +15,8 @@
 
 INLINE uint32_t chunk_bytes(const uint32_t format) { return duck_chunk_bytes(format); }
 
-/* A chunk's activations of one token, four neighbours in every lane of a vector: a memory operand of
- * the multiplications, so that they need no registers. */
+/* A chunk's activations of one token, four neighbours in every lane of a vector: memory operands
+ * of the multiplications, so that they need no registers. */
 struct spread {
     __m256i x[8];
 };

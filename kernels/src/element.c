@@ -35,7 +35,7 @@ static inline float limit(float x) {
 }
 
 /* Activations as float32, limited. */
-void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x) {
+void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, float *restrict x) {
     if (dtype == DUCK_DTYPE_BF16) {
         const uint16_t *in = activation;
         for (uint32_t i = 0; i < count; i++) x[i] = limit(bits_float((uint32_t)in[i] << 16));
@@ -47,7 +47,8 @@ void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x)
 
 /* 32 values to int8: scale = largest / 127, rounded to nearest even. With a NaN or infinity the
  * scale is one too, and so are the results. */
-static void place_int8(const float *x, uint32_t place, struct duck_int8_block *block) {
+static void place_int8(const float *restrict x, uint32_t place,
+                       struct duck_int8_block *restrict block) {
     uint32_t largest = 0;
     for (uint32_t i = 0; i < 32; i++) {
         uint32_t magnitude = float_bits(x[i]) & 0x7FFFFFFFu;
@@ -57,12 +58,13 @@ static void place_int8(const float *x, uint32_t place, struct duck_int8_block *b
     float amax = bits_float(largest);
     float inverse = largest == 0 ? 0.0f : 127.0f / amax;
     int32_t sum = 0;
+    int8_t *restrict out = block->x + place;
     for (uint32_t i = 0; i < 32; i++) {
         float shifted = __builtin_fmaf(x[i], inverse, shift);
         int32_t value = (int32_t)(float_bits(shifted) - float_bits(shift));
         value = value > 127 ? 127 : value;
         value = value < -127 ? -127 : value;
-        block->x[place + i] = (int8_t)value;
+        out[i] = (int8_t)value;
         sum += value;
     }
     block->scale[place / 32] = amax / 127.0f;
@@ -70,11 +72,12 @@ static void place_int8(const float *x, uint32_t place, struct duck_int8_block *b
 }
 
 /* Put 32 limited values into columns place .. place + 31 of an activation block. */
-void duck_place(const float *x, uint32_t place, float x_scale, float *block) {
+void duck_place(const float *restrict x, uint32_t place, float x_scale, float *restrict block) {
     if (x_scale == 0.0f) {
         place_int8(x, place, (struct duck_int8_block *)block);
     } else {
-        for (uint32_t i = 0; i < 32; i++) block[place + i] = x[i] * x_scale;
+        float *restrict out = block + place;
+        for (uint32_t i = 0; i < 32; i++) out[i] = x[i] * x_scale;
     }
 }
 
@@ -101,14 +104,16 @@ static inline float exp_limited(float t) {
     return p * bits_float(exponent << 23);
 }
 
-void duck_activate(const float *gate, const float *up, uint32_t count, float *h) {
+void duck_activate(const float *restrict gate, const float *restrict up, uint32_t count,
+                   float *restrict h) {
     for (uint32_t i = 0; i < count; i++) {
         float silu = gate[i] / (1.0f + exp_limited(-gate[i]));
         h[i] = limit(silu * up[i]);
     }
 }
 
-void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) {
+void duck_add_weighted(float weight, const float *restrict down, uint32_t count,
+                       float *restrict y) {
     for (uint32_t i = 0; i < count; i++) y[i] = __builtin_fmaf(weight, down[i], y[i]);
 }
 
