@@ -112,7 +112,7 @@ def _memory_rows(
     from duckctl.bench.kernels import measure_memory
     from duckctl.console import talk
 
-    rows = []
+    rows: list[Row] = []
     for fmt in formats:
         best = {
             count: max(row.gb_s for row in cache if row.fmt == fmt and row.tokens == count)
@@ -131,7 +131,7 @@ def _peer_rows(
     from duckctl.console import talk
 
     path = library or find_ggml()
-    rows = []
+    rows: list[PeerRow] = []
     for shape in shapes:
         talk(f"ggml, {shape[0]}x{shape[1]}")
         rows += measure_ggml(setup, path, shape, tuple(threads))
