@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CacheRow:
-    """One core on one expert that stays in its cache."""
+    """One core on one expert that stays in its cache; rates are 0 when no call was undisturbed."""
 
     fmt: str
     body: str
