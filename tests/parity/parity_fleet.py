@@ -98,3 +98,15 @@ def answer(engine: Engine, prompt: dict[str, Any]) -> tuple[list[int], FinishedE
     *tokens, last = list(handle.events())
     assert isinstance(last, FinishedEvent)
     return [event.token_id for event in tokens if isinstance(event, TokenEvent)], last
+
+
+def assert_parity(experts: RemoteExperts, mtp: bool) -> None:
+    """All 13 prompts, 64 tokens each, and the MTP counts of reference.json."""
+    engine = Engine(host_model(), experts, mtp=mtp)
+    for prompt in reference():
+        tokens, finished = answer(engine, prompt)
+        assert finished.error is None, (prompt["name"], finished.error)
+        assert tokens == prompt["greedy_ids"], prompt["name"]
+        counts = (finished.stats.drafts_proposed, finished.stats.drafts_accepted)
+        expected = (prompt["mtp1_proposed"], prompt["mtp1_accepted"]) if mtp else (0, 0)
+        assert counts == expected, prompt["name"]

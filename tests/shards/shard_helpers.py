@@ -47,7 +47,9 @@ def child_command(model_dir: Path, fmt: str, count: int, cache_dir: Path, *more:
 
 
 def child_environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(duckctl.__file__).parents[1])}
+    root = Path(duckctl.__file__).parents[1]
+    tools = Path(__file__).parents[1] / "tools"
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(root), str(tools)))}
 
 
 def run_child(

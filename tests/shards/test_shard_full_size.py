@@ -18,14 +18,14 @@ FULL_SIZE = CheckpointSpec(
     file_bytes_max=4_300_000_000, sparse=True,
 )  # fmt: skip
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 from duckctl.shards.checkpoint import open_checkpoint
 from duckctl.shards.manifest import fingerprint
+from peak_memory import peak_rss_bytes
 checkpoint = open_checkpoint(Path(sys.argv[1]))
 mark = fingerprint(checkpoint)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(len(checkpoint.tensors), checkpoint.expert_bytes, mark.complete, peak)
+print(len(checkpoint.tensors), checkpoint.expert_bytes, mark.complete, peak_rss_bytes())
 """
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import resource
 import signal
 import sys
 import threading
 from pathlib import Path
+
+from peak_memory import peak_rss_bytes
 
 from duckctl.errors import DuckError
 from duckctl.shards.checkpoint import open_checkpoint
@@ -69,8 +70,7 @@ def main() -> int:
     except DuckError as error:
         sys.stderr.write(f"{error.message}\n{error.hint}\n")
         return error.exit_code
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    sys.stdout.write(f"{result.pieces_made} {result.pieces_kept} {peak_bytes}\n")
+    sys.stdout.write(f"{result.pieces_made} {result.pieces_kept} {peak_rss_bytes()}\n")
     return 0
 
 
