@@ -66,9 +66,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     bandwidth = steps.copy_bandwidth()
     begin = time.monotonic()
     source = RandomWeights(torch.device("cuda", 0))
-    model = GpuModel(
-        config, GENERATION, source, positions=positions, cache_dtype=torch.bfloat16
-    )
+    model = GpuModel(config, GENERATION, source, positions=positions, cache_dtype=torch.bfloat16)
     torch.cuda.synchronize()
     _say(f"random weights in {time.monotonic() - begin:.1f} s")
     steps.fill_caches(model)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from host_runtime.cuda.lane import Lane
 from host_runtime.errors import HostError
+
+if TYPE_CHECKING:
+    from host_runtime.cuda.lane import Lane
 
 
 class EchoEvent(ctypes.Structure):

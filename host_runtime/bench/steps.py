@@ -31,7 +31,7 @@ def timed(run: Callable[[], object], repeats: int = REPEATS) -> Times:
         run()
     spans = []
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = _event(), _event()
         torch.cuda.synchronize()
         begin.record()
         run()
@@ -40,6 +40,10 @@ def timed(run: Callable[[], object], repeats: int = REPEATS) -> Times:
         spans.append(begin.elapsed_time(end))
     spans.sort()
     return Times(*(spans[min(len(spans) - 1, int(len(spans) * q))] for q in (0.5, 0.9, 0.99)))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def copy_bandwidth() -> float:
@@ -90,7 +94,7 @@ def step_times(model: GpuModel, context: int, lanes: int, *, calls: bool) -> Tim
 def gemv_times(model: GpuModel) -> Times:
     """All matrix-vector products of a step and nothing else, in one graph."""
     lane = model.lanes[0]
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def launch() -> None:
         for layer in model.layers:
@@ -123,7 +127,7 @@ def _layer_products(model: GpuModel, layer: object, lane: Lane) -> None:
 
 def gemv_bytes(model: GpuModel) -> int:
     """Bytes of the matrices in `gemv_times`: all but kv_b, which attention reads."""
-    return weight_bytes(model) - sum(l.prepare.kv_b.size_bytes for l in model.layers)
+    return weight_bytes(model) - sum(layer.prepare.kv_b.size_bytes for layer in model.layers)
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class NullExperts:
 
 
 def prefill_seconds(model: GpuModel, tokens: int, chunk: int) -> list[float]:
-    """Wall time of prompts of `tokens` in chunks, logits of the last one included; first is warm-up."""
+    """Wall time of prompts in chunks, logits of the last token included; the first is warm-up."""
     experts = NullExperts(model.config.hidden_size)
     prompt = torch.randint(2, model.config.vocab_size, (tokens,))
     seconds = []

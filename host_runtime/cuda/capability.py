@@ -66,7 +66,7 @@ def check_capability(name: str, capability: tuple[int, int]) -> None:
 def _cuda_problem() -> str:
     """Why CUDA does not start, in the driver's words (no card, driver too old, ...)."""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "the driver lists none"

@@ -35,7 +35,7 @@ class Mailbox:
         self.ids = torch.zeros(config.num_experts_per_tok, dtype=torch.int16).pin_memory()
         self.weights = torch.zeros(config.num_experts_per_tok).pin_memory()
         self.hidden = torch.zeros(config.hidden_size).pin_memory()
-        self.result = torch.zeros(config.hidden_size).pin_memory()
+        self.result = torch.zeros(1, config.hidden_size).pin_memory()
 
 
 class Lane:
@@ -60,7 +60,6 @@ class Lane:
         self.second = floats(1, widths.second)
         self.middle = floats(1, widths.middle)
         self.out = floats(1, c.hidden_size)
-        self.routed = floats(1, c.hidden_size)
         width = c.kv_lora_rank + c.qk_rope_head_dim
         self.query = floats(c.num_attention_heads, width)
         self.index_query = floats(c.index_n_heads, c.index_head_dim)

@@ -6,12 +6,11 @@ heads, E index head size, T positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from host_runtime.config import ModelConfig
 from host_runtime.cuda.lane import Lane
+from host_runtime.cuda.pool import LayerCaches
 from host_runtime.cuda.weights import GpuWeights, Part
 from host_runtime.errors import WeightsError
 from host_runtime.experts.base import Experts
@@ -19,7 +18,7 @@ from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.gpu.attend import attend, merge_values
 from host_runtime.ops.gpu.index import index_scores, top_positions
 from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, Matrix, linear
-from host_runtime.ops.gpu.mailbox import fetch
+from host_runtime.ops.gpu.mailbox import wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm
 from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
 from host_runtime.ops.gpu.router import RouteCall, route
@@ -31,14 +30,6 @@ from host_runtime.ops.router import choose_experts
 
 KEY_NORM_EPS = 1e-6
 _BLOCK_BYTES_MAX = 256 * 1024 * 1024  # scores or gathered keys of one block of prompt rows
-
-
-@dataclass(frozen=True)
-class LayerCaches:
-    """Cache rows of one layer for all sequences: kv [P, L + R], key [P, E]."""
-
-    kv: torch.Tensor
-    key: torch.Tensor
 
 
 class GpuLayer:
@@ -159,8 +150,8 @@ class GpuLayer:
         """Add MLP and experts to lane.x; lane.normed = the next norm's output."""
         eps, routed = self.config.rms_norm_eps, None
         if self.bias is not None and call:
-            routed = lane.routed
-            fetch(lane.sequence, lane.mailbox.flags, lane.mailbox.result, routed)
+            routed = lane.mailbox.result
+            wait_for_answer(lane.sequence, lane.mailbox.flags)
         add_norm(lane.x, lane.out, gain, eps, lane.normed, routed)
 
     @property
@@ -214,7 +205,7 @@ class GpuLayer:
         query_latent = rms_norm(y1[:, : c.q_lora_rank], self.q_norm, c.rms_norm_eps)
         y2 = wide_linear(query_latent, self.second)
         query = y2[:, : s.index_query_at].reshape(rows, s.heads, -1)  # [n, H, N + R]
-        nope, rope = query.split([s.nope, s.rope], -1)
+        nope, rope = torch.split(query, [s.nope, s.rope], -1)
         w = dense_weights(self.prepare.kv_b).view(s.heads, s.nope + s.value, s.latent)
         absorbed = torch.bmm(nope.transpose(0, 1), w[:, : s.nope]).transpose(0, 1)  # [n, H, L]
         query = torch.cat((absorbed, rope_interleaved(rope, cos, sin)), -1)
@@ -279,7 +270,8 @@ class GpuLayer:
         """The indexer's rotation of x [n, heads, E]: RoPE on the first R elements, Hadamard."""
         s = self.sizes
         rotated = torch.cat((rope_half_split(x[..., : s.rope], cos, sin), x[..., s.rope :]), -1)
-        return rotated @ self.prepare.hadamard.float() / s.index_size**0.5
+        turned: torch.Tensor = rotated @ self.prepare.hadamard.float() / s.index_size**0.5
+        return turned
 
 
 def wide_linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:

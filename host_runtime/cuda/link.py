@@ -92,7 +92,7 @@ class CallLink:
             pending = experts.submit(
                 layer, box.hidden[None].clone(), ids, box.weights[None].clone()
             )
-            box.result.copy_(pending.wait()[0])
+            box.result.copy_(pending.wait())
         except Exception as error:  # noqa: BLE001 - whatever it is, the card waits for an answer
             box.result.zero_()
             with self._changed:

@@ -15,14 +15,14 @@ import torch
 
 from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.cuda.lane import Lane, Mailbox, Widths
-from host_runtime.cuda.layer import GpuLayer, LayerCaches, wide_linear
+from host_runtime.cuda.layer import GpuLayer, wide_linear
 from host_runtime.cuda.link import CallLink
-from host_runtime.cuda.pool import CachePool, GpuSequenceCache
+from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
 from host_runtime.cuda.weights import GpuWeights, Part
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
 from host_runtime.ops.gpu.linear import Matrix, linear
-from host_runtime.ops.gpu.mailbox import ANSWERED, fetch
+from host_runtime.ops.gpu.mailbox import ANSWERED, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm, embed_norm
 from host_runtime.ops.gpu.router import RouteCall, route
 from host_runtime.ops.gpu.sample import greedy
@@ -65,7 +65,7 @@ class GpuMtp:
 
 
 class GpuModel:
-    """The host's part of the model on one card. `device` is where token ids are expected: the CPU."""
+    """The host's part of the model on one card. `device` is where token ids come from: the CPU."""
 
     def __init__(
         self,
@@ -93,13 +93,15 @@ class GpuModel:
         self.rotation = rotation_table(config, positions).to(self.card)
         widths = Widths(*(
             max(matrix.rows for matrix in matrices)
-            for matrices in zip(*((l.first, l.second, l.gate_up) for l in every), strict=True)
+            for matrices in zip(
+                *((one.first, one.second, one.gate_up) for one in every), strict=True
+            )
         ))  # fmt: skip
         self.lanes = [Lane(config, widths, self.card) for _ in range(LANES_MAX)]
         self.link = CallLink(self.lanes)
         self._scores = torch.zeros(max(positions, config.index_topk), device=self.card)
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream(self.card)
+        self._stream = torch.cuda.Stream(self.card)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """End the lane threads."""
@@ -228,10 +230,11 @@ class GpuModel:
             logits, logits, self.config, spare.ids, spare.weights, lane.normed[0], spare.hidden,
             RouteCall(sequence, spare.flags, 0),
         )  # fmt: skip
-        fetch(sequence, spare.flags, spare.result, lane.routed)
+        wait_for_answer(sequence, spare.flags)
         add_norm(
-            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out, lane.zeros
-        )
+            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out,
+            spare.result,
+        )  # fmt: skip
         torch.cuda.synchronize()  # before the spare mailbox goes
 
     def launch_step(self, kind: StepKind) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from host_runtime.config import ModelConfig
-from host_runtime.cuda.layer import LayerCaches
 from host_runtime.errors import HostError
+
+
+@dataclass(frozen=True)
+class LayerCaches:
+    """Cache rows of one layer for all sequences: kv [P, L + R], key [P, E]."""
+
+    kv: torch.Tensor
+    key: torch.Tensor
 
 
 class CachePool:

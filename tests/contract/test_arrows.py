@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # A module may import from areas with a smaller number, and from its own area.
 HOST_RUNTIME_RANK = {
     "server": 90,
+    "bench": 85,
     "engine": 80,
+    "cuda": 75,
     "models": 70,
     "layers": 50,
     "experts": 40,
@@ -78,6 +80,7 @@ INCLUDE_ARROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         rf"{DUCK}|{FREESTANDING}|[a-z0-9_]+\.h",
         ("images/duckos", "images/core", "kernels/wire"),
     ),
+    "host_runtime/cuda": (r"[a-z0-9_]+\.h", ("host_runtime/cuda",)),
     "host_runtime/transport": (
         rf"{DUCK}|rte_\w+\.h|[a-z0-9_]+(\.h)?|(sys|linux|netinet|arpa|net)/[\w/-]+\.h",
         ("host_runtime/transport", "kernels/wire"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_cuda, normal, relative_error, state
 
-from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_triton, normal, relative_error, state
 from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.index import hadamard_matrix, index_scores, top_k_lower_position
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_half_split, rope_interleaved
 from host_runtime.ops.router import choose_experts
 
-pytestmark = needs_triton
+pytestmark = needs_cuda
 
 F32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 6e-3  # operands rounded to 8 bits, results accumulated in float32
@@ -184,7 +185,7 @@ def test_router_equals_reference(seed: int) -> None:
 
     experts, groups = (256, 8) if seed % 2 else (16, 4)
     top_k = 8 if seed % 2 else 4
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         n_routed_experts=experts, n_group=groups, topk_group=groups // 2,
         num_experts_per_tok=top_k, norm_topk_prob=True, routed_scaling_factor=2.5,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpu_kit import needs_cuda
 
-from host_runtime.engine import Engine, FinishedEvent, SamplingParams
+from host_runtime.engine import Engine, FinishedEvent, SamplingParams, TokenEvent
 
 pytestmark = needs_cuda
 DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
@@ -43,7 +43,8 @@ def answers(engine: Engine, prompts: list[dict[str, Any]], **params: Any) -> lis
         *tokens, last = list(handle.events())
         assert isinstance(last, FinishedEvent)
         assert last.reason == "length", last.error
-        results.append(([event.token_id for event in tokens], last.stats))  # type: ignore[union-attr]
+        ids = [event.token_id for event in tokens if isinstance(event, TokenEvent)]
+        results.append((ids, last.stats))
     return results
 
 
@@ -122,6 +123,7 @@ def test_too_large_a_sequence_is_refused_with_numbers() -> None:
         pass
     (last,) = list(handle.events())
     assert isinstance(last, FinishedEvent)
-    assert "4000 of 4096 cache rows" in str(last.error)
+    assert "no room for a sequence of 202 positions" in str(last.error)
+    assert "of 4096 cache rows" in str(last.error)
     del held
     assert answers(Engine(gpu, experts), PROMPTS[:1])[0][0] == PROMPTS[0]["greedy_ids"]

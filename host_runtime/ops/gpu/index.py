@@ -102,7 +102,8 @@ def _top_kernel(
     if TILES == 1:
         key, t = _ordered(scores_ptr, 0, count, BLOCK)
     for bit in range(32):
-        candidate = threshold | (tl.full((), 1, tl.uint32) << (31 - bit).to(tl.uint32))
+        shift = (31 - bit).to(tl.uint32)  # type: ignore[attr-defined]
+        candidate = threshold | (tl.full((), 1, tl.uint32) << shift)
         above = tl.zeros((), tl.int32)
         for tile in range(TILES):
             if TILES > 1:

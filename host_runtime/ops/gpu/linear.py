@@ -29,8 +29,9 @@ from host_runtime.ops.gpu.support import (
 GEMV_ROWS_MAX = 2
 Prologue = Literal["none", "norm", "silu"]
 _PROLOGUES = {"none": 0, "norm": 1, "silu": 2}
-# Output rows per program: enough programs to fill the card, enough rows to reuse the input.
-_ROWS_PER_PROGRAM = ((3000, 4), (6000, 8), (1 << 62, 32))
+# Up to so many rows in all: rows per program, warps, blocks of columns at once; by measurement.
+# The same for one row of x and for two, or a row's sums would run in another order.
+_GEMV_SHAPES = ((3000, 4, 2, 8), (6000, 8, 4, 4), (1 << 62, 8, 1, 4))
 _UNROLL = 1
 
 
@@ -98,18 +99,16 @@ def _launch_gemv(
     eps: float,
 ) -> None:
     rows8, plain, columns = matrix.codes.shape[0], matrix.plain.shape[0], matrix.columns
-    per_program = next(size for limit, size in _ROWS_PER_PROGRAM if matrix.rows <= limit)
-    per_program = (
-        min(per_program, 8 * GEMV_ROWS_MAX // x.shape[0]) if x.shape[0] > 1 else per_program
-    )
+    _, per_program, warps, group = next(row for row in _GEMV_SHAPES if matrix.rows <= row[0])
     column_blocks = -(-columns // BLOCK)
-    group = next(size for size in (4, 2, 1) if column_blocks % size == 0)
+    while column_blocks % group:
+        group //= 2
     grid = (-(-rows8 // per_program) + -(-plain // per_program),)
     _gemv_kernel[grid](
         x, gain if gain is not None else x, matrix.codes, matrix.scale, matrix.plain, out,
         rows8, plain, eps, x.stride(0), out.stride(0),
         K=columns, ROWS=x.shape[0], BN=per_program, KB=group, UNROLL=_UNROLL,
-        PROLOGUE=_PROLOGUES[prologue], NATIVE=native_fp8(x.device), num_warps=4,
+        PROLOGUE=_PROLOGUES[prologue], NATIVE=native_fp8(x.device), num_warps=warps,
         **launch_options(x.device),
     )  # fmt: skip
 

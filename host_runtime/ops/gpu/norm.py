@@ -22,7 +22,10 @@ def add_norm(
     out: torch.Tensor,
     also: torch.Tensor | None = None,
 ) -> None:
-    """x += added + also; out = rms_norm(x) * gain. All [n, D] float32 contiguous, gain [D]."""
+    """x += added + also; out = rms_norm(x) * gain. All [n, D] float32 contiguous, gain [D].
+
+    `also` may lie in pinned host memory.
+    """
     rows, size = x.shape
     require(added.shape == out.shape == x.shape, "add_norm", "shapes differ")
     require(added.is_contiguous() and x.is_contiguous(), "add_norm", "rows must be contiguous")
@@ -68,7 +71,8 @@ def _add_norm_kernel(
     x = tl.load(x_ptr + row + at, mask=inside, other=0.0)
     added = tl.load(added_ptr + row + at, mask=inside, other=0.0)
     if TWO:
-        added += tl.load(also_ptr + row + at, mask=inside, other=0.0)
+        also = tl.load(also_ptr + row + at, mask=inside, other=0.0, cache_modifier=".cv")
+        added += also
     x += added
     tl.store(x_ptr + row + at, x, mask=inside)
     tl.store(out_ptr + row + at, norm_row(x, gain_ptr, at, inside, eps, D), mask=inside)

@@ -52,7 +52,8 @@ def route(
         call.layer if call else 0, config.routed_scaling_factor,
         X=experts, GROUPS=groups, CHOSEN=config.topk_group, TOP_K=config.num_experts_per_tok,
         K2=power_of_two(config.num_experts_per_tok), NORMALISE=config.norm_topk_prob,
-        D=hidden.shape[-1], BLOCK=1024, POST=call is not None, num_warps=_WARPS, **launch_options(logits.device),
+        D=hidden.shape[-1], BLOCK=1024, POST=call is not None, num_warps=_WARPS,
+        **launch_options(logits.device),
     )  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""Cards, memory and cache rows are checked with named errors; emulated ducks keep their times."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gpu_kit import HAS_CUDA
+
+from duckctl.native import native_path
+from host_runtime.bench.echo import EchoDucks
+from host_runtime.bench.full_size import full_size
+from host_runtime.cuda.capability import GpuUnavailableError, check_capability, check_gpu
+from host_runtime.cuda.memory_plan import plan_memory
+from host_runtime.cuda.pool import CachePool
+from host_runtime.errors import HostError
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="this machine has a CUDA card")
+def test_no_card_is_named_with_a_way_out() -> None:
+    with pytest.raises(GpuUnavailableError, match="CUDA") as caught:
+        check_gpu()
+    assert "device cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5)])
+def test_old_cards_are_refused(capability: tuple[int, int]) -> None:
+    with pytest.raises(GpuUnavailableError, match=f"{capability[0]}.{capability[1]}"):
+        check_capability("old card", capability)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_recent_cards_are_accepted(capability: tuple[int, int]) -> None:
+    check_capability("recent card", capability)
+
+
+def test_full_size_plan_has_known_sizes() -> None:
+    plan = plan_memory(full_size("deepseek-v3.2"), 1024, 2)
+    # 61 layers and MTP: 704 elements of two bytes a position and layer, and the rotation table
+    assert plan.cache_bytes == 1024 * (704 * 2 * 62 + 256)
+    assert 19e9 < plan.weights_bytes < 21.5e9
+    plan.require(plan.total_bytes)
+    with pytest.raises(GpuUnavailableError, match="does not fit") as caught:
+        plan.require(plan.total_bytes - 1)
+    assert "1023 positions would fit" in caught.value.hint
+    with pytest.raises(GpuUnavailableError) as caught:
+        plan.require(8 << 30)
+    assert "more memory" in caught.value.hint
+
+
+def test_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(HostError, match="gpt-0") as caught:
+        full_size("gpt-0")
+    assert "deepseek-v3.2" in caught.value.hint
+
+
+def test_cache_rows_are_given_out_once_and_come_back() -> None:
+    pool = CachePool(
+        full_size("deepseek-v3.2"), [], positions=100, dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    first, second = pool.reserve(40), pool.reserve(40)
+    assert (first.base, second.base) == (0, 40)
+    with pytest.raises(HostError, match="80 of 100"):
+        pool.reserve(30)
+    del first
+    gc.collect()
+    third = pool.reserve(30)
+    assert third.base == 0
+    third.length, third.mtp_length = 10, 9
+    third.truncate(8)
+    assert (third.length, third.mtp_length) == (8, 8)
+    with pytest.raises(ValueError, match="31 positions do not fit"):
+        third.require(31)
+
+
+def test_emulated_ducks_answer_in_turn() -> None:
+    library = native_path("libduckecho.so")
+    if not Path(library).exists():
+        pytest.skip("libduckecho.so is not built")
+    lanes: list[Any] = [
+        SimpleNamespace(mailbox=SimpleNamespace(flags=torch.zeros(32, dtype=torch.int32)))
+        for _ in range(2)
+    ]
+    ducks = EchoDucks(Path(library), lanes)
+    try:
+        ducks.set(2_000_000, 1_000_000)
+        for number, lane in enumerate(lanes):
+            lane.mailbox.flags[1] = 7 + number
+            lane.mailbox.flags[0] = 1
+        for lane in lanes:
+            word = ctypes.c_int32.from_address(lane.mailbox.flags.data_ptr() + 64)
+            for _ in range(50_000_000):
+                if word.value == 1:
+                    break
+            assert word.value == 1
+        early, late = sorted(ducks.events(), key=lambda event: event.start_ns)
+    finally:
+        ducks.close()
+    assert {early.layer, late.layer} == {7, 8}
+    assert early.end_ns - early.start_ns == 2_000_000
+    assert late.start_ns >= early.end_ns  # one set of ducks: the second call queues
+    assert late.answered_ns >= late.end_ns + 500_000
