@@ -133,8 +133,10 @@ def says(*parts: str | int, reason: str = "stop") -> Script:
 
     def script(handle: ScriptedHandle) -> None:
         for part in parts:
-            is_text = isinstance(part, str)
-            handle.tokens(ducklet_tokenizer().encode_text(part) if is_text else [part])  # type: ignore[arg-type,list-item]
+            if isinstance(part, str):
+                handle.tokens(ducklet_tokenizer().encode_text(part))
+            else:
+                handle.tokens([part])
         handle.finish(reason)
 
     return script

@@ -46,7 +46,8 @@ def test_plain_chat_equals_the_models_own_template(seed: int) -> None:
     # Where a conversation has an empty system message the template joins blank lines; we drop it.
     messages = [m for m in messages if m["role"] != "system" or m["content"]]
     thinking = rng.random() < 0.5
-    ours = encode_conversation([Message(**m) for m in messages], thinking=thinking)  # type: ignore[arg-type]
+    plain = [Message(**m) for m in messages]  # type: ignore[arg-type]
+    ours = encode_conversation(plain, thinking=thinking)
     assert ours.text() == jinja_render(messages, thinking)
     assert ours.thinking == thinking
 
