@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 PARALLEL = -n $(TEST_JOBS) --dist loadfile
 CLANG_FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cc')
 
-NATIVE_SOURCES = $(shell find kernels images host_runtime/transport CMakeLists.txt -name '*.[chS]' \
-	-o -name '*.cc' -o -name '*.ld' -o -name CMakeLists.txt)
+NATIVE_SOURCES = $(shell find kernels images host_runtime/transport host_runtime/cuda CMakeLists.txt -name '*.[chS]' \
+	-o -name '*.cc' -o -name '*.ld' -o -name '*.map' -o -name CMakeLists.txt)
 
 .PHONY: help setup demo test test-fast lint format bench clean
 
