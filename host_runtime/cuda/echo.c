@@ -18,6 +18,13 @@ struct echo_event {
     int32_t lane, layer;
 };
 
+/* The interface, called through ctypes (host_runtime/bench). */
+struct echo;
+struct echo *echo_start(int lane_count, int32_t **flags);
+void echo_set(struct echo *echo, int64_t duck_ns, int64_t wire_ns);
+int64_t echo_events(struct echo *echo, struct echo_event *out, int64_t most);
+void echo_stop(struct echo *echo);
+
 struct echo_lane {
     _Atomic int32_t *flags;
     int32_t answered, waiting;
