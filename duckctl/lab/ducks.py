@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from duckctl.console import detail, talk
@@ -139,8 +141,9 @@ def _start(
     before = state
     try:
         for duck in ducks:
-            process = _spawn(folder, state.shape, duck, tied)
-            started.append((duck, process))
+            with _interrupts_wait():
+                process = _spawn(folder, state.shape, duck, tied)
+                started.append((duck, process))
             identity = identify(process.pid)
             if identity is None:
                 continue
@@ -156,6 +159,22 @@ def _start(
         _undo(folder, before, [process for _, process in started])
         raise
     return state
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C takes effect behind this block: a process that was started is also on record."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[bytes]]) -> None:
