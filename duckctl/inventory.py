@@ -40,6 +40,7 @@ class Domain:
     host_mac: str | None
     mtu: int
     dispatch: Literal["unicast", "broadcast"]
+    boot: Literal["dhcp", "proxy", "off"] = "dhcp"
 
     @property
     def call_address(self) -> IPv4Address | None:
@@ -63,6 +64,7 @@ class Duck:
     link_mbps: int | None
     power: tuple[Power, ...]
     line: int = field(compare=False)
+    ipxe: Literal["snponly", "ipxe"] = "snponly"
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Fleet:
     ducks: tuple[Duck, ...]
     groups: Mapping[str, tuple[str, ...]]
     warnings: tuple[str, ...]
+    unknown_ducks: Literal["discover", "boot", "ignore"] = "discover"
 
 
 def select(fleet: Fleet, pattern: str) -> list[Duck]:
@@ -178,6 +181,7 @@ class _Parser:
             ducks=tuple(ducks),
             groups=self.groups,
             warnings=tuple(warnings),
+            unknown_ducks=_value(fleet_values, "fleet_unknown_ducks", "discover"),
         )
 
     def group(self, located: Located, name: str) -> dict[str, Located]:
@@ -313,6 +317,7 @@ class _Parser:
                 host_mac=_value(values, "domain_host_mac", None),
                 mtu=_value(values, "domain_mtu", 1500),
                 dispatch=_value(values, "domain_dispatch", "unicast"),
+                boot=_value(values, "domain_boot", "dhcp"),
             )
             self.check_domain(domain, values, domains)
             domains[name] = domain
@@ -375,6 +380,7 @@ class _Parser:
                     link_mbps=_value(values, "duck_link_mbps", None),
                     power=_value(values, "duck_power", ()),
                     line=raw.line,
+                    ipxe=_value(values, "duck_ipxe", "snponly"),
                 )
             )
         for duck in ducks:

@@ -133,5 +133,6 @@ def _domain(domain: Domain) -> dict[str, Any]:
         "host_mac": domain.host_mac,
         "mtu": domain.mtu,
         "dispatch": domain.dispatch,
+        "boot": domain.boot,
         "call_address": str(domain.call_address) if domain.call_address else None,
     }
