@@ -40,8 +40,9 @@ struct net_fixed {
 struct net_description {
     char driver[16]; /* "virtio-net", "e1000e", "igb", "igc", "r8169", "" without a NIC */
     char model[16];  /* "82574L", "I226-V", ... */
-    /* False: this driver has never run on its real hardware; INFO says so (DUCK_INFO_NIC_UNPROVEN). */
-    bool seen_on_silicon;
+    /* True: this driver has run neither on its hardware nor on an emulator of it; INFO says so
+     * (DUCK_INFO_NIC_UNPROVEN). */
+    bool unproven;
     uint8_t mac[6];
     uint32_t address; /* network byte order, zero before NET_READY; so the following ones */
     uint32_t netmask;
