@@ -94,21 +94,20 @@ def cycle_duck(
     """Restarts a duck by whatever means it takes.
 
     Each backend of ``ladder`` is asked at most TRIES_PER_BACKEND times and ``came_back`` is polled
-    for ``wait_s`` seconds after each. A backend that cannot cycle switches on (Wake-on-LAN). The
+    for ``wait_s`` seconds after each. A backend that can only switch on (Wake-on-LAN) does so. The
     protocol's own request is asked once: a duck that did not obey it is hung.
     """
     clock = clock or SystemClock()
     steps: list[PowerStep] = []
     for backend in ladder:
-        action = Action.CYCLE if Action.CYCLE in backend.actions else Action.ON
-        if action not in backend.actions:
+        if not backend.actions & {Action.CYCLE, Action.ON}:
             continue
         tries = 1 if backend.name == "reboot" else TRIES_PER_BACKEND
         for _ in range(tries):
             if cancelled():
                 return PowerOutcome(duck, False, tuple(steps))
-            step = _try(backend, action, came_back, wait_s, clock, cancelled)
-            detail(f"{duck}: {backend.describe()} {action}: {step.problem or 'came back'}")
+            step = _try(backend, came_back, wait_s, clock, cancelled)
+            detail(f"{duck}: {backend.describe()} {step.action}: {step.problem or 'came back'}")
             steps.append(step)
             on_step(step)
             if not step.problem:
@@ -118,7 +117,6 @@ def cycle_duck(
 
 def _try(
     backend: PowerBackend,
-    action: Action,
     came_back: Callable[[], bool],
     wait_s: float,
     clock: Clock,
@@ -126,25 +124,31 @@ def _try(
 ) -> PowerStep:
     begin = clock.now_s()
     problem = ""
+    can_restart = Action.CYCLE in backend.actions or Action.OFF in backend.actions
     try:
-        _act(backend, action, clock)
+        _restart(backend, clock)
         if not _wait(came_back, wait_s, clock, cancelled):
             problem = "interrupted" if cancelled() else f"not back within {wait_s:.0f} s"
     except PowerError as error:
         problem = error.message
+    action = Action.CYCLE if can_restart else Action.ON
     return PowerStep(backend.name, action, clock.now_s() - begin, problem)
 
 
-def _act(backend: PowerBackend, action: Action, clock: Clock) -> None:
-    """Acts; where the switch can tell its state, a cycle is off, seen to be off, and on."""
+def _restart(backend: PowerBackend, clock: Clock) -> None:
+    """Off, seen to be off where the switch can tell, and on; else the backend's own cycle."""
     can_switch = {Action.ON, Action.OFF} <= backend.actions
-    if action is not Action.CYCLE or not can_switch or backend.state() is PowerState.UNKNOWN:
-        backend.act(action)
+    tells = can_switch and backend.state() is not PowerState.UNKNOWN
+    if Action.CYCLE in backend.actions and not tells:
+        backend.act(Action.CYCLE)
         return
-    backend.act(Action.OFF)
-    if not _wait(lambda: backend.state() is PowerState.OFF, OFF_WAIT_S, clock, lambda: False):
-        raise PowerError(f"{backend.describe()} still says 'on' {OFF_WAIT_S:.0f} s after 'off'")
-    clock.sleep(OFF_PAUSE_S)
+    if can_switch:
+        backend.act(Action.OFF)
+        if tells and not _wait(
+            lambda: backend.state() is PowerState.OFF, OFF_WAIT_S, clock, lambda: False
+        ):
+            raise PowerError(f"{backend.describe()} still says 'on' {OFF_WAIT_S:.0f} s after 'off'")
+        clock.sleep(OFF_PAUSE_S)
     backend.act(Action.ON)
 
 
