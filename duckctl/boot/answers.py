@@ -81,9 +81,7 @@ def decide(plan: BootPlan, request: BootRequest) -> BootAnswer:
     if arch is None:
         return _without_file(mode, address, f"firmware code {request.arch} is not one we know")
     if mode == "proxy" and arch.over == "http":
-        return BootAnswer(
-            "silent", "HTTP boot needs domain_boot: dhcp (dnsmasq has no proxy for it)"
-        )
+        return BootAnswer("silent", "HTTP boot needs domain_boot: dhcp")
     found = boot_file(plan, image, request.domain, arch, request.ipxe, ipxe_choice(duck))
     if not found.file:
         return _without_file(mode, address, found.reason)

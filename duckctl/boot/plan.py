@@ -76,7 +76,8 @@ class BootPolicy:
 
 @dataclass(frozen=True)
 class BootPlan:
-    """Input of every decision. ``ipxe_files``: the boot loaders that are installed, by name."""
+    """Input of every decision. ``ipxe_files``: the boot loaders that are installed, by name;
+    ``interfaces``: this machine's port of each domain, where it is known."""
 
     fleet: Fleet
     paths: BootPaths
@@ -84,6 +85,7 @@ class BootPlan:
     intents: Mapping[str, Intent] = field(default_factory=dict)
     policy: BootPolicy = field(default_factory=BootPolicy)
     ipxe_files: Mapping[str, Path] = field(default_factory=dict)
+    interfaces: Mapping[str, str] = field(default_factory=dict)
 
     def mode_of(self, domain: Domain) -> Mode:
         """How this domain is served."""
@@ -124,6 +126,36 @@ def boot_paths(fleet: Fleet) -> BootPaths:
     return BootPaths(fleet_dir(fleet) / "boot")
 
 
+def find_interfaces(fleet: Fleet, sysfs: Path = Path("/sys")) -> dict[str, str]:
+    """This machine's interface of each domain: by PCI address, by MAC, by name, in this order.
+
+    Names change with kernels, so a name alone is only taken when nothing better is given.
+    """
+    found: dict[str, str] = {}
+    ports = sorted((sysfs / "class/net").glob("*"))
+    macs = {_first_line(port / "address"): port.name for port in reversed(ports)}
+    for domain in fleet.domains:
+        if domain.host_pci is not None:
+            address = (
+                domain.host_pci if domain.host_pci.count(":") == 2 else f"0000:{domain.host_pci}"
+            )
+            names = sorted((sysfs / "bus/pci/devices" / address / "net").glob("*"))
+            if names:
+                found[domain.name] = names[0].name
+        elif domain.host_mac is not None and domain.host_mac in macs:
+            found[domain.name] = macs[domain.host_mac]
+        elif domain.host_mac is None and domain.host_nic in {port.name for port in ports}:
+            found[domain.name] = str(domain.host_nic)
+    return found
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def find_ipxe_files(folders: tuple[Path, ...] = IPXE_DIRS) -> dict[str, Path]:
     """The iPXE boot loaders of the distribution's package, by file name."""
     found = {}
@@ -144,4 +176,5 @@ def plan_boot(fleet: Fleet, policy: BootPolicy | None = None) -> BootPlan:
         intents=Intents(paths.intents).read(),
         policy=policy or BootPolicy(),
         ipxe_files=find_ipxe_files(),
+        interfaces=find_interfaces(fleet),
     )

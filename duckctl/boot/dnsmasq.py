@@ -1,0 +1,197 @@
+"""BootPlan -> the text of dnsmasq's files. Pure; the same rules as ``answers.decide``.
+
+How it works. A reservation (hosts file, read again at SIGHUP) tags a duck: ``img-NAME`` with the
+image that it shall boot, ``ldr-ipxe`` if it needs that boot loader, ``noboot`` if it gets no file.
+Option 93 gives the tag ``archN``, iPXE the tag ``ipxe``, the domain's range the domain's name.
+``dhcp-boot`` lines then join tags to files; they exclude each other, so their order is nothing.
+
+Proxy mode. dnsmasq answers port 4011 only when it has a ``pxe-service`` line, and builds menus
+from those that match. One line that never matches gives the port without the menu: then both
+ports carry the file of the same ``dhcp-boot`` line (BIOS: option 43 ``06 01 08`` on both ports,
+UEFI: on 4011, where it is sent to).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from itertools import pairwise
+
+from duckctl.boot.answers import boot_file, why_no_image
+from duckctl.boot.arch import ARCHS, Arch
+from duckctl.boot.plan import BootPlan
+from duckctl.image.manifest import ImageManifest
+from duckctl.inventory import Domain, Duck
+
+UNKNOWN_TAGS = "tag:!known,tag:!known-othernet"
+TFTP_TRANSFERS_MAX = 512
+PLAIN_MTU = 1500
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Addresses for boxes without a reservation, first to last."""
+
+    first: IPv4Address
+    last: IPv4Address
+
+    @property
+    def size(self) -> int:
+        return int(self.last) - int(self.first) + 1
+
+
+def find_pool(plan: BootPlan, domain: Domain) -> Pool | None:
+    """The end of the largest gap between a domain's reservations; None if it is full."""
+    subnet = domain.subnet
+    used = {int(domain.host_address), int(subnet.network_address), int(subnet.broadcast_address)}
+    used |= {int(duck.address) for duck in plan.fleet.ducks if duck.domain.name == domain.name}
+    ordered = sorted(used)
+    gaps = [(b - a - 1, b) for a, b in pairwise(ordered) if b - a > 1]
+    if not gaps:
+        return None
+    room, end = max(gaps)
+    size = min(room, plan.policy.pool_addresses_max)
+    return Pool(IPv4Address(end - size), IPv4Address(end - 1))
+
+
+def render_hosts(plan: BootPlan) -> str:
+    """The reservations, one duck a line: MAC, tags, address, name, lease."""
+    lines = []
+    for duck in plan.fleet.ducks:
+        if duck.mac is None or plan.mode_of(duck.domain) == "off":
+            continue
+        parts = [duck.mac, *_duck_tags(plan, duck)]
+        if plan.mode_of(duck.domain) == "dhcp":
+            parts += [str(duck.address), duck.name, f"{plan.policy.duck_lease_s}s"]
+        lines.append(",".join(parts))
+    return "".join(line + "\n" for line in lines)
+
+
+def _duck_tags(plan: BootPlan, duck: Duck) -> list[str]:
+    if why_no_image(plan, duck):
+        return ["set:noboot"]
+    tags = [f"set:img-{plan.image_name_of(duck)}"]
+    if duck.ipxe == "ipxe":
+        tags.append("set:ldr-ipxe")
+    return tags
+
+
+def render_config(plan: BootPlan) -> str:
+    """The configuration file of one dnsmasq for all domains of the fleet."""
+    served = [domain for domain in plan.fleet.domains if plan.mode_of(domain) != "off"]
+    lines = [
+        f"# dnsmasq for the ducks of fleet {plan.fleet.name}, written by duckctl from",
+        f"# {plan.fleet.path.name}; changes made here are lost.",
+        *_general(plan),
+        *(f"dhcp-match=set:{arch.tag},option:client-arch,{code}" for code, arch in ARCHS.items()),
+        "dhcp-userclass=set:ipxe,iPXE",
+        "dhcp-match=set:ipxe,175",
+    ]
+    for domain in served:
+        lines += ["", *_domain(plan, domain)]
+    lines += ["", *_boot_lines(plan, served)]
+    return "\n".join(lines) + "\n"
+
+
+def _general(plan: BootPlan) -> list[str]:
+    paths = plan.paths
+    leases_max = len(plan.fleet.ducks) + plan.policy.pool_addresses_max * len(plan.fleet.domains)
+    return [
+        "port=0",
+        "bind-interfaces",
+        "except-interface=lo",
+        "no-ping",
+        "dhcp-authoritative",
+        "dhcp-ignore-clid",
+        f"dhcp-lease-max={leases_max}",
+        "log-dhcp",
+        f"log-facility={paths.dnsmasq_log}",
+        f"pid-file={paths.pid_file}",
+        f"dhcp-leasefile={paths.leases}",
+        f"user={plan.policy.user}",
+        "enable-tftp",
+        f"tftp-root={paths.tftp}",
+        f"tftp-max={TFTP_TRANSFERS_MAX}",
+        f"dhcp-hostsfile={paths.hosts}",
+        *(["enable-ra"] if plan.policy.router_advertisements else []),
+    ]
+
+
+def _domain(plan: BootPlan, domain: Domain) -> list[str]:
+    """Where a domain is served and what its boxes get besides a file."""
+    interface = plan.interfaces.get(domain.name)
+    mode = plan.mode_of(domain)
+    lines = [f"# {domain.name}: {mode}"]
+    lines.append(f"interface={interface}" if interface else f"listen-address={domain.host_address}")
+    if plan.policy.router_advertisements and interface and mode == "dhcp":
+        lines.append(f"dhcp-range=::,constructor:{interface},ra-only")
+    if mode == "proxy":
+        lines.append(f"dhcp-range=set:{domain.name},{domain.subnet.network_address},proxy")
+        lines.append(f"dhcp-ignore=tag:{domain.name},tag:noboot")
+        if plan.unknown != "boot":
+            lines.append(f"dhcp-ignore=tag:{domain.name},{UNKNOWN_TAGS}")
+        lines.append("pxe-service=tag:never,x86PC,duckctl,never")
+        return lines
+    lines.append(_range(plan, domain))
+    tag = f"tag:{domain.name}"
+    # The host is neither a router nor a name server for the ducks.
+    lines += [f"dhcp-option={tag},option:router", f"dhcp-option={tag},option:dns-server"]
+    # iPXE: do not wait for a proxy (175.176).
+    lines.append(f"dhcp-option={tag},encap:175,176,1b")
+    if domain.mtu != PLAIN_MTU:
+        lines.append(f"dhcp-option={tag},option:mtu,{domain.mtu}")
+    if plan.unknown == "ignore":
+        lines.append(f"dhcp-ignore={tag},{UNKNOWN_TAGS}")
+    return lines
+
+
+def _range(plan: BootPlan, domain: Domain) -> str:
+    pool = find_pool(plan, domain) if plan.unknown != "ignore" else None
+    mask, lease = domain.subnet.netmask, plan.policy.pool_lease_s
+    if pool is None:
+        return f"dhcp-range=set:{domain.name},{domain.subnet.network_address},static,{mask}"
+    return f"dhcp-range=set:{domain.name},{pool.first},{pool.last},{mask},{lease}s"
+
+
+def _boot_lines(plan: BootPlan, served: list[Domain]) -> Iterator[str]:
+    """One dhcp-boot line for each image, domain, firmware, stage and loader that has a file."""
+    default = plan.images.get(plan.default_image)
+    for image in plan.images.values():
+        yield f"# image {image.name}: {image.kind} {image.version}, {image.digest[:12]}"
+        for domain in served:
+            yield from _boot_lines_of(plan, image, domain, f"tag:img-{image.name}")
+    if plan.unknown == "boot" and default is not None:
+        yield "# boxes that no duck is"
+        for domain in served:
+            yield from _boot_lines_of(plan, default, domain, UNKNOWN_TAGS)
+
+
+def _boot_lines_of(plan: BootPlan, image: ImageManifest, domain: Domain, who: str) -> Iterator[str]:
+    for arch in ARCHS.values():
+        if arch.over == "http" and plan.mode_of(domain) == "proxy":
+            continue
+        tags = f"tag:{domain.name},{who},tag:{arch.tag}"
+        if arch.over == "http":
+            yield f"dhcp-option-force={tags},60,HTTPClient"
+        yield from _lines_of_arch(plan, image, domain, arch, tags)
+
+
+def _lines_of_arch(
+    plan: BootPlan, image: ImageManifest, domain: Domain, arch: Arch, tags: str
+) -> Iterator[str]:
+    """Without conditions where the file is the same for all; with them where it is not."""
+    plain = boot_file(plan, image, domain, arch, False, "snponly").file
+    other = boot_file(plan, image, domain, arch, False, "ipxe").file
+    script = boot_file(plan, image, domain, arch, True, "snponly").file
+    if plain == other == script:
+        yield f"dhcp-boot={tags},{plain}"
+        return
+    yield f"dhcp-boot={tags},tag:ipxe,{script}"
+    if plain == other:
+        if plain:
+            yield f"dhcp-boot={tags},tag:!ipxe,{plain}"
+        return
+    for file, loader in ((plain, "tag:!ldr-ipxe"), (other, "tag:ldr-ipxe")):
+        if file:
+            yield f"dhcp-boot={tags},tag:!ipxe,{loader},{file}"
