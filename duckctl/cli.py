@@ -44,6 +44,7 @@ COMMANDS = (
     CommandEntry("serve", "serve", "Serve a model through an OpenAI-compatible API."),
     CommandEntry("chat", "chat", "Talk to a served model in the terminal."),
     CommandEntry("health", "health", "Ask every duck how it is."),
+    CommandEntry("power", "power", "Switch ducks on and off, or restart them by their switch."),
     CommandEntry("bench", "bench", "Measure kernels, transport and the whole."),
     CommandEntry("plan", "plan", "Predict what a fleet would give."),
 )
