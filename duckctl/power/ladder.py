@@ -126,7 +126,7 @@ def _try(
     problem = ""
     can_restart = Action.CYCLE in backend.actions or Action.OFF in backend.actions
     try:
-        _restart(backend, clock)
+        restart(backend, clock)
         if not _wait(came_back, wait_s, clock, cancelled):
             problem = "interrupted" if cancelled() else f"not back within {wait_s:.0f} s"
     except PowerError as error:
@@ -135,7 +135,7 @@ def _try(
     return PowerStep(backend.name, action, clock.now_s() - begin, problem)
 
 
-def _restart(backend: PowerBackend, clock: Clock) -> None:
+def restart(backend: PowerBackend, clock: Clock) -> None:
     """Off, seen to be off where the switch can tell, and on; else the backend's own cycle."""
     can_switch = {Action.ON, Action.OFF} <= backend.actions
     tells = can_switch and backend.state() is not PowerState.UNKNOWN
