@@ -1,0 +1,1 @@
+"""From bare boxes to a ready fleet, and back to it after a reboot."""
