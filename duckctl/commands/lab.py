@@ -1,4 +1,4 @@
-"""``duckctl lab``: process ducks on this machine."""
+"""``duckctl lab``: a fleet on this machine, of processes or of virtual boxes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from pathlib import Path
 
 import typer
 
+from duckctl.commands import lab_vm
 from duckctl.console import print_json, print_table, talk, warn
-from duckctl.errors import ExitCode
+from duckctl.errors import ExitCode, UsageError
 from duckctl.health import fleet_health, probe
 from duckctl.inventory import load_inventory, select
 from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState, default_folder
+from duckctl.lab.vm.shape import numbers
 from duckctl.process import tail
 
-app = typer.Typer(help="Start and stop process ducks on this machine (no privileges, loopback).")
+app = typer.Typer(help="A fleet on this machine: duck processes, or boxes in virtual networks.")
 
 STATE_DIR = typer.Option(
     None, "--state-dir", help="Folder of the lab.  [default: $XDG_STATE_HOME/duckctl/lab]"
@@ -81,9 +83,21 @@ def _require_answers(folder: LabFolder, names: list[str]) -> None:
 def up(
     ducks: int = typer.Option(4, "--ducks", help="Number of ducks."),
     domains: int = typer.Option(1, "--domains", help="Number of domains they are spread over."),
-    cores: int = typer.Option(1, "--cores-per-duck", min=1, max=64, help="Cores of each duck."),
+    backend: str = typer.Option(
+        "process", "--backend", help="process, qemu, or qemu,process: dealt out in turn."
+    ),
+    cores: str = typer.Option("1", "--cores-per-duck", help="Cores of each duck; qemu: 1,4 too."),
     mtu: int = typer.Option(1500, "--mtu", min=1500, max=9000, help="MTU of the domains."),
-    poll: str = typer.Option("block", "--poll", help="Wait policy: block, sleep or spin."),
+    poll: str = typer.Option("block", "--poll", help="Processes: block, sleep or spin."),
+    boot: str = typer.Option(
+        "pxe", "--boot", help="qemu: pxe, proxy (beside another DHCP server), http or kernel."
+    ),
+    firmware: str = typer.Option("bios", "--firmware", help="qemu: bios, uefi or bios,uefi."),
+    nic: str = typer.Option("virtio", "--nic", help="qemu: virtio, e1000e or virtio,e1000e."),
+    memory: str = typer.Option("128", "--memory", help="qemu: MiB of each guest."),
+    image: str = typer.Option("duckos", "--image", help="qemu: what guests boot; a name or FILE."),
+    bmc: bool = typer.Option(False, "--bmc", help="qemu: a board controller (IPMI) per guest."),
+    wait: bool = typer.Option(True, "--wait/--no-wait", help="Wait until every duck answers."),
     state_dir: Path | None = STATE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -93,11 +107,29 @@ def up(
     Examples:
       duckctl lab up --ducks 4
       duckctl lab up --ducks 8 --domains 4 --state-dir /tmp/lab8
+      duckctl lab up --backend qemu --ducks 2 --firmware bios,uefi
+      duckctl lab up --backend qemu,process --ducks 2 --boot kernel
     """
     folder = _folder(state_dir)
     if poll not in ("block", "sleep", "spin"):
         raise typer.BadParameter("expected block, sleep or spin", param_hint="--poll")
-    state = lab.up(folder, LabShape(ducks, domains, cores, mtu, poll))
+    if backend != "process":
+        lab_vm.up(
+            folder,
+            lab_vm.shape_of(
+                ducks=ducks, domains=domains, backend=backend, cores=cores, mtu=mtu, poll=poll,
+                boot=boot, firmware=firmware, nic=nic, memory=memory, bmc=bmc,
+            ),
+            image, wait, as_json,
+        )  # fmt: skip
+        return
+    if folder.backend() == "qemu":
+        raise UsageError(
+            f"a qemu lab is up in {folder.root}",
+            "end it with `duckctl lab down`, or use another --state-dir",
+        )
+    (core_count,) = numbers(cores, "--cores-per-duck", 1, 64)[:1]
+    state = lab.up(folder, LabShape(ducks, domains, core_count, mtu, poll))
     _require_answers(folder, [duck.name for duck in state.ducks])
     _report(folder, state, as_json)
     talk(f"inventory: {folder.inventory}")
@@ -105,7 +137,7 @@ def up(
 
 @app.command()
 def down(state_dir: Path | None = STATE_DIR) -> None:
-    """End the lab's ducks; logs and key stay.
+    """End the lab's ducks and what was made for them; logs and key stay.
 
     \b
     Examples:
@@ -113,8 +145,8 @@ def down(state_dir: Path | None = STATE_DIR) -> None:
       duckctl lab down --state-dir /tmp/lab8
     """
     folder = _folder(state_dir)
-    count = lab.down(folder)
-    talk(f"{count} ducks ended" if count else f"no lab runs in {folder.root}")
+    count = lab_vm.down(folder) if folder.backend() == "qemu" else lab.down(folder)
+    talk(f"{count} processes ended" if count else f"no lab runs in {folder.root}")
 
 
 @app.command()
@@ -127,6 +159,9 @@ def status(state_dir: Path | None = STATE_DIR, as_json: bool = AS_JSON) -> None:
       duckctl lab status --json
     """
     folder = _folder(state_dir)
+    if folder.backend() == "qemu":
+        lab_vm.status(folder, as_json)
+        return
     state = folder.load()
     _report(folder, state, as_json)
     running = sum(duck.is_running() for duck in state.ducks) if state else 0
@@ -142,7 +177,7 @@ def status(state_dir: Path | None = STATE_DIR, as_json: bool = AS_JSON) -> None:
 def restart(
     names: list[str] = NAMES, state_dir: Path | None = STATE_DIR, as_json: bool = AS_JSON
 ) -> None:
-    """Restart ducks on their old ports, with empty memory.
+    """Restart ducks at their old addresses, with empty memory, and wait for them.
 
     \b
     Examples:
@@ -150,6 +185,9 @@ def restart(
       duckctl lab restart d01 d03 --state-dir /tmp/lab8
     """
     folder = _folder(state_dir)
+    if folder.backend() == "qemu":
+        lab_vm.restart(folder, names, as_json)
+        return
     state = lab.restart(folder, names)
     _require_answers(folder, names)
     _report(folder, state, as_json)
@@ -166,4 +204,54 @@ def kill(
       duckctl lab kill d02
     """
     folder = _folder(state_dir)
+    if folder.backend() == "qemu":
+        lab_vm.power(folder, "off", names, as_json)
+        return
     _report(folder, lab.kill(folder, names), as_json)
+
+
+@app.command()
+def power(
+    action: str = typer.Argument(help="on, off, cycle, reset, hang or resume."),
+    names: list[str] = NAMES,
+    state_dir: Path | None = STATE_DIR,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Press the switches of a qemu lab's ducks; does not wait for them to boot.
+
+    \b
+    Examples:
+      duckctl lab power hang d01      its processors stand still, as in a locked-up machine
+      duckctl lab power cycle d01
+    """
+    lab_vm.power(_folder(state_dir), action, names, as_json)
+
+
+@app.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def execute(
+    command: list[str] = typer.Argument(help="The command and its arguments."),
+    state_dir: Path | None = STATE_DIR,
+) -> None:
+    """Run a command in the network of a qemu lab's host; its exit code is this one's.
+
+    \b
+    Examples:
+      duckctl lab exec -- duckctl health
+      duckctl lab exec -- duckctl serve ducklet --shard
+      duckctl lab exec -- tcpdump -ni nic1
+    """
+    raise typer.Exit(lab_vm.execute(_folder(state_dir), command))
+
+
+@app.command()
+def timings(state_dir: Path | None = STATE_DIR, as_json: bool = AS_JSON) -> None:
+    """Show how long each stage of a qemu lab's last boot took, from power-on to HELLO.
+
+    \b
+    Examples:
+      duckctl lab timings
+      duckctl lab timings --json
+    """
+    lab_vm.timings(_folder(state_dir), as_json)

@@ -141,7 +141,7 @@ def _start(
     before = state
     try:
         for duck in ducks:
-            with _interrupts_wait():
+            with interrupts_wait():
                 process = _spawn(folder, state.shape, duck, tied)
                 started.append((duck, process))
             identity = identify(process.pid)
@@ -162,7 +162,7 @@ def _start(
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Ctrl-C takes effect behind this block: a process that was started is also on record."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted
@@ -189,17 +189,26 @@ def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[by
         folder.forget()
 
 
+def duckd_command(
+    folder: LabFolder, name: str, address: str, port: int, cores: int, poll: str
+) -> list[str]:
+    """The command line of one process duck."""
+    return [
+        str(native_path("duckd")),
+        *("--name", name),
+        *("--listen", f"{address}:{port}"),
+        *("--key-file", str(folder.key_file)),
+        *("--cores", str(cores)),
+        *("--poll", poll),
+    ]
+
+
 def _spawn(
     folder: LabFolder, shape: LabShape, duck: LabDuck, tied: bool
 ) -> subprocess.Popen[bytes]:
-    arguments = [
-        str(native_path("duckd")),
-        *("--name", duck.name),
-        *("--listen", f"{duck.address}:{duck.port}"),
-        *("--key-file", str(folder.key_file)),
-        *("--cores", str(shape.cores_per_duck)),
-        *("--poll", shape.poll),
-    ]
+    arguments = duckd_command(
+        folder, duck.name, duck.address, duck.port, shape.cores_per_duck, shape.poll
+    )
     log = folder.log(duck.name)
     detail(f"starting {' '.join(arguments)}")
     try:

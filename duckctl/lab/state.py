@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from duckctl.errors import DuckError, UsageError
 from duckctl.fleet_file import write_json
@@ -106,27 +107,47 @@ class LabFolder:
         (self.root / "logs").mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
 
-    def load(self) -> LabState | None:
-        """The remembered state; None when there is no lab in this folder."""
+    def document(self) -> dict[str, Any] | None:
+        """The state file as it is; None when there is no lab in this folder."""
         try:
-            text = self.state_file.read_text(encoding="utf-8")
+            document = json.loads(self.state_file.read_text(encoding="utf-8"))
+            if not isinstance(document, dict):
+                raise TypeError("no JSON object")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise LabError(f"cannot read {self.state_file}: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise self._damaged(error) from error
+        return document
+
+    def backend(self) -> str:
+        """``process`` or ``qemu``; empty when there is no lab in this folder."""
+        document = self.document()
+        return "" if document is None else str(document.get("backend", "process"))
+
+    def load(self) -> LabState | None:
+        """The remembered process lab; None when there is none in this folder."""
+        document = self.document()
+        if document is None:
+            return None
         try:
-            document = json.loads(text)
             if document["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"schema_version {document['schema_version']}")
+            if "backend" in document:
+                raise ValueError(f"a lab of the backend {document['backend']}")
             return LabState(
                 LabShape(**document["shape"]),
                 tuple(LabDuck(**duck) for duck in document["ducks"]),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise LabError(
-                f"{self.state_file} is damaged or of another version: {error}",
-                "end its duckd processes by hand if there are any, then delete the file",
-            ) from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> LabError:
+        return LabError(
+            f"{self.state_file} is damaged or of another version: {error}",
+            "end its duckd processes by hand if there are any, then delete the file",
+        )
 
     def save(self, state: LabState) -> None:
         write_json(

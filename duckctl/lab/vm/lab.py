@@ -1,0 +1,249 @@
+"""A qemu lab's life: up, down, and the power switches of its ducks.
+
+Every change happens under the folder's lock; waiting for ducks that boot does not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from duckctl.console import talk, warn
+from duckctl.errors import UsageError
+from duckctl.keys import check_key, make_key
+from duckctl.lab.ducks import duckd_command
+from duckctl.lab.state import LabDuck, LabError, LabFolder
+from duckctl.lab.vm import boot, machine, needs, network, qmp
+from duckctl.lab.vm.inventory import vm_inventory
+from duckctl.lab.vm.shape import WIRE_PORT, VmDuck, VmShape, new_lab_id, plan
+from duckctl.lab.vm.start import finish, start
+from duckctl.lab.vm.state import Process, VmState, load, required, save
+from duckctl.process import boot_id, send, tail, wait_until
+
+EARLY_END_S = 0.3  # a wrong command line ends QEMU within this time
+MachineState = Literal["on", "off", "hung"]
+
+
+def up(folder: LabFolder, shape: VmShape, image: str) -> VmState:
+    """Makes the lab, or starts what does not run of it; then every duck is switched on."""
+    ducks = plan(shape)
+    needs.require(shape)
+    with folder.locked():
+        state = load(folder)
+        if state is None and any(duck.is_running() for duck in _process_ducks(folder)):
+            raise UsageError(
+                f"a lab of process ducks runs in {folder.root}",
+                "end it with `duckctl lab down`, or use another --state-dir",
+            )
+        if state is not None and state.is_complete and network.is_made(state):
+            if state.shape != shape or state.image != image:
+                raise UsageError(
+                    f"a lab of another shape is up in {folder.root}: {state.shape.describe()}",
+                    "end it with `duckctl lab down`, or use another --state-dir",
+                )
+        else:
+            if state is not None:
+                _tear_down(folder, state)  # an earlier `up` did not get to its end
+            state = network.planned(
+                VmState(new_lab_id(), boot_id(), shape, ducks, namespaces=(), image=image)
+            )
+            save(folder, state)
+        try:
+            state = _make(folder, state)
+            return _switch_on(folder, state, [d for d in ducks if _is_off(state, d)])
+        except BaseException:
+            if not state.is_complete:
+                _tear_down(folder, load(folder) or state)
+            raise
+
+
+def _process_ducks(folder: LabFolder) -> Sequence[LabDuck]:
+    state = folder.load() if folder.backend() == "process" else None
+    return state.ducks if state else ()
+
+
+def _make(folder: LabFolder, state: VmState) -> VmState:
+    """Network, key, inventory, image and services, unless they are there."""
+    if not state.is_complete:
+        state = network.make(folder, state)
+    if not folder.key_file.exists():
+        make_key(folder.key_file)
+    check_key(folder.key_file)
+    folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
+    boot.require_image(folder, state.image)
+    for service in boot.services(folder, state):
+        if state.running(service.role) is None:
+            state = start(
+                folder, state, Process(service.role, service.words), service.arguments, service.log
+            )
+    boot.await_services(folder, state)
+    state = replace(state, is_complete=True)
+    save(folder, state)
+    return state
+
+
+def down(folder: LabFolder) -> int:
+    """Ends the lab's processes, removes its namespaces, and gives the number of processes."""
+    with folder.locked():
+        state = load(folder)
+        return 0 if state is None else _tear_down(folder, state)
+
+
+def _tear_down(folder: LabFolder, state: VmState) -> int:
+    ducks = [machine.role_of(duck) for duck in state.ducks]
+    # The service that starts ducks on request ends before the ducks do.
+    services = [p.role for p in state.processes if p.role not in ducks]
+    count = len(finish(state, services)) + len(finish(state, ducks))
+    for name, pids in network.foreign_processes(state).items():
+        warn(
+            f"other processes use the network of {name} and keep it alive until they end: "
+            f"{', '.join(map(str, pids))}"
+        )
+    network.remove(state)
+    shutil.rmtree(folder.root / "machines", ignore_errors=True)
+    folder.forget()
+    return count
+
+
+# ---- power ------------------------------------------------------------------------------------
+
+
+def state_of(folder: LabFolder, state: VmState, duck: VmDuck) -> MachineState:
+    """``hung``: the machine has power, but its processors stand still."""
+    if state.running(machine.role_of(duck)) is None:
+        return "off"
+    if duck.kind == "process":
+        return "on"
+    answer = qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")
+    return "on" if answer["running"] else "hung"
+
+
+def _is_off(state: VmState, duck: VmDuck) -> bool:
+    return state.running(machine.role_of(duck)) is None
+
+
+def switch_on(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """Gives power to the named ducks; those that have it are left alone."""
+    with folder.locked():
+        state = required(folder)
+        return _switch_on(folder, state, [d for d in _chosen(state, names) if _is_off(state, d)])
+
+
+def switch_off(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """A power cut: the machine's process is killed, nothing is flushed."""
+    with folder.locked():
+        state = required(folder)
+        finish(state, [machine.role_of(d) for d in _chosen(state, names)], is_gentle=False)
+        return state
+
+
+def cycle(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """Power off and on again."""
+    with folder.locked():
+        state = required(folder)
+        chosen = _chosen(state, names)
+        finish(state, [machine.role_of(duck) for duck in chosen], is_gentle=False)
+        return _switch_on(folder, state, chosen)
+
+
+def reset(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """The reset button: processors start anew, power stays."""
+    return _press(folder, names, "system_reset", None)
+
+
+def hang(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """Stops the processors, as a locked-up machine: it has power and answers nothing."""
+    return _press(folder, names, "stop", signal.SIGSTOP)
+
+
+def resume(folder: LabFolder, names: Sequence[str]) -> VmState:
+    """Lets the processors of hung machines run on."""
+    return _press(folder, names, "cont", signal.SIGCONT)
+
+
+def _press(
+    folder: LabFolder, names: Sequence[str], command: str, number: signal.Signals | None
+) -> VmState:
+    with folder.locked():
+        state = required(folder)
+        for duck in _chosen(state, names):
+            identity = state.running(machine.role_of(duck))
+            if identity is None:
+                raise LabError(f"{duck.name} is off", f"duckctl lab power on {duck.name}")
+            if duck.kind == "qemu":
+                qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, command)
+            elif number is not None:
+                send([identity], number)
+            else:
+                raise UsageError(f"{duck.name} is a process and has no reset button")
+        return state
+
+
+def _chosen(state: VmState, names: Sequence[str]) -> list[VmDuck]:
+    return [state.duck(name) for name in names]
+
+
+def _switch_on(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> VmState:
+    for duck in ducks:
+        state = _start_duck(folder, state, duck)
+    if ducks:
+        _refuse_early_end(folder, state, ducks)
+    else:
+        talk(f"all {len(state.ducks)} ducks have power already")
+    return state
+
+
+def _start_duck(folder: LabFolder, state: VmState, duck: VmDuck) -> VmState:
+    log = folder.log(duck.name)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"---- power on at {time.time():.3f} ----\n")
+    role = machine.role_of(duck)
+    if duck.kind == "process":
+        command = duckd_command(
+            folder, duck.name, duck.address, WIRE_PORT, duck.cores, state.shape.poll
+        )
+        words = (duck.name, f"{duck.address}:{WIRE_PORT}", str(folder.key_file))
+        arguments = network.inside(state.namespace(duck.name), command)
+        return start(folder, state, Process(role, words), arguments, log)
+    place = machine.folder_of(folder, duck)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / machine.MONITOR).unlink(missing_ok=True)
+    if duck.firmware == "uefi" and not (place / machine.VARIABLES).exists():
+        shutil.copyfile(needs.OVMF_VARIABLES, place / machine.VARIABLES)
+    command = machine.guest_command(state, folder, duck, boot.start_options(folder, state))
+    arguments = network.inside(state.namespace("sw"), command)
+    process = Process(role, (machine.mark_of(state, duck),))
+    return start(folder, state, process, arguments, monitor_log(folder, duck), cwd=place)
+
+
+def monitor_log(folder: LabFolder, duck: VmDuck) -> Path:
+    """What QEMU itself said; the guest's serial console is ``folder.log``."""
+    return folder.root / "logs" / f"{duck.name}.qemu.log"
+
+
+def _refuse_early_end(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> None:
+    def dead() -> list[VmDuck]:
+        return [duck for duck in ducks if _is_off(state, duck)]
+
+    wait_until(lambda: bool(dead()), EARLY_END_S)
+    for duck in dead():
+        log = folder.log(duck.name) if duck.kind == "process" else monitor_log(folder, duck)
+        raise LabError(f"{duck.name} ended at once; the end of {log}:\n{tail(log)}")
+
+
+def require_inside(state: VmState) -> list[str]:
+    """What to put in front of a command that must run in the lab's host namespace."""
+    host = state.namespace("host")
+    return [] if network.is_inside(host) else network.inside(host, [])
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command that runs in the lab: as it is, with sbin in PATH."""
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    return {**os.environ, "PATH": f"{path}:/usr/sbin:/sbin"}
