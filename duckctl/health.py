@@ -64,15 +64,23 @@ class FleetHealth:
 
 
 def probe(
-    fleet: Fleet, ducks: Sequence[Duck], timeout_s: float, extra: Sequence[str] = ()
+    fleet: Fleet,
+    ducks: Sequence[Duck],
+    timeout_s: float,
+    extra: Sequence[str] = (),
+    prefix: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The probe's document (docs/reference/fleet.md) for some ducks of a fleet."""
+    """The probe's document (docs/reference/fleet.md) for some ducks of a fleet.
+
+    ``prefix``: words in front of the command, that run it in another network namespace.
+    """
     check_key(fleet.key_file)
     library = native_path("libduckhost.so")
     with tempfile.TemporaryDirectory(prefix="duckctl-") as folder:
         fleet_file = Path(folder) / "fleet.json"
         write_json(fleet_file, fleet_document(fleet, ducks))
         arguments = [
+            *prefix,
             *(sys.executable, "-P", "-m", "host_runtime.fleet.probe"),
             *("--fleet", str(fleet_file), "--library", str(library)),
             *("--timeout", f"{timeout_s:g}"),

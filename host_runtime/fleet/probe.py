@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +79,7 @@ def _ask(
         "error": None,
         "stats": None,
         "round_trip_us": None,
+        "answered_at": None,
         **dict.fromkeys(_facts_json(facts_of(wire.Info()), transport.build)),
     }
     errors: list[str] = []
@@ -94,6 +96,7 @@ def _ask(
         answer["reachable"] = error.code is TransportCode.VERSION  # it did answer
         answer["error"] = error.message
         return answer
+    answer["answered_at"] = time.time()
     facts = facts_of(info)
     answer.update(_facts_json(facts, transport.build), round_trip_us=round_trip_ns / 1000)
     answer["reachable"] = True
