@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duckctl.calibration import DuckCalibration
 from duckctl.errors import DuckError, ExitCode
 from duckctl.fleet_file import fleet_document, write_json
 from duckctl.inventory import Duck, Fleet
 from duckctl.keys import check_key
 from duckctl.native import native_path
+from duckctl.vital_signs import Concern, Gravity, concerns
 
 PROBE_SCHEMA_VERSION = 1
 PROBE_MARGIN_S = 20.0  # start of the interpreter on a busy machine
-TEMPERATURE_C_MAX = 95.0  # N100 throttles at 105
 
 
 class ProbeError(DuckError):
@@ -30,6 +31,8 @@ class ProbeError(DuckError):
 class DuckHealth:
     """A duck's answer and what is wrong with it; ``problem`` is empty for a healthy duck.
 
+    ``problem`` is the gravest of ``problems``.
+
     ``rank`` orders problems: the highest is the worst.
     """
 
@@ -37,6 +40,7 @@ class DuckHealth:
     facts: Mapping[str, Any]
     problem: str
     rank: int
+    problems: tuple[str, ...] = ()
 
     @property
     def reachable(self) -> bool:
@@ -117,32 +121,51 @@ def _own_words(stderr: str, code: int) -> str:
     return lines[-1].strip() if lines else f"the probe ended with exit code {code}"
 
 
-def judge(facts: Mapping[str, Any], host_build: str) -> DuckHealth:
-    """What is wrong with one duck, the gravest first."""
+def judge(
+    facts: Mapping[str, Any],
+    host_build: str,
+    duck: Duck | None = None,
+    calibration: DuckCalibration | None = None,
+) -> DuckHealth:
+    """What is wrong with one duck, the gravest first; ``duck`` is what the inventory promises."""
     name = str(facts["name"])
     error = str(facts.get("error") or "").removeprefix(f"{name} ({facts.get('endpoint')}) ")
-    found: list[tuple[int, str]] = []
+    found: list[Concern] = []
     if not facts["reachable"]:
-        found.append((5, error or "does not answer"))
+        found.append(Concern(Gravity.SILENT, error or "does not answer"))
     else:
         if not facts.get("build_ok", True):
             theirs = str(facts.get("build") or "unknown")[:12]
-            found.append((4, f"runs build {theirs}, the host has {host_build[:12]}"))
-        if facts.get("state") == "faulted":
-            found.append((3, "its last compute session ended in a fault"))
-        temperature = facts.get("temperature_c")
-        if temperature is not None and temperature > TEMPERATURE_C_MAX:
-            found.append((2, f"is at {temperature:.0f} °C, above {TEMPERATURE_C_MAX:.0f}"))
+            text = f"runs build {theirs}, the host has {host_build[:12]}"
+            found.append(Concern(Gravity.STALE, text))
         if error:
-            found.append((4, error))
+            found.append(Concern(Gravity.STALE, error))
+        if facts.get("state") == "faulted":
+            text = "its last compute session ended in a fault"
+            found.append(Concern(Gravity.WRONG, text))
         told = facts.get("name_told")
         if told and told != name:
-            found.append((3, f"calls itself {told}"))
-    rank, problem = max(found, key=lambda item: item[0]) if found else (0, "")
-    return DuckHealth(name, facts, problem, rank)
+            found.append(Concern(Gravity.WRONG, f"calls itself {told}"))
+        found += concerns(facts, duck, calibration)
+    if not found:
+        return DuckHealth(name, facts, "", 0)
+    worst = max(found, key=lambda concern: concern.gravity)
+    return DuckHealth(name, facts, worst.text, int(worst.gravity), tuple(c.text for c in found))
 
 
-def fleet_health(document: Mapping[str, Any]) -> FleetHealth:
-    """Judges a probe document."""
+def fleet_health(
+    document: Mapping[str, Any],
+    fleet: Fleet | None = None,
+    calibrations: Mapping[str, DuckCalibration] | None = None,
+) -> FleetHealth:
+    """Judges a probe document; with a fleet, also against what its inventory promises."""
     build = str(document.get("build") or "")
-    return FleetHealth(build, tuple(judge(facts, build) for facts in document["ducks"]))
+    promised = {duck.name: duck for duck in fleet.ducks} if fleet else {}
+    measured = calibrations or {}
+    return FleetHealth(
+        build,
+        tuple(
+            judge(facts, build, promised.get(facts["name"]), measured.get(facts["name"]))
+            for facts in document["ducks"]
+        ),
+    )

@@ -65,6 +65,8 @@ class Duck:
     power: tuple[Power, ...]
     line: int = field(compare=False)
     ipxe: Literal["snponly", "ipxe"] = "snponly"
+    temperature_c_max: int = 95  # health warns above; an N100 throttles at 105
+    loss_permille_max: int = 10  # packets that had to be asked for again
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,8 @@ class _Parser:
                     power=_value(values, "duck_power", ()),
                     line=raw.line,
                     ipxe=_value(values, "duck_ipxe", "snponly"),
+                    temperature_c_max=_value(values, "duck_temperature_c_max", 95),
+                    loss_permille_max=_value(values, "duck_loss_permille_max", 10),
                 )
             )
         for duck in ducks:

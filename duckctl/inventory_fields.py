@@ -231,6 +231,8 @@ FIELDS: Mapping[str, Field] = {
     "duck_cores": _field(_integer(1, CORES_MAX), *_EVERY_DUCK),
     "duck_link_mbps": _field(_integer(10, 400_000), *_EVERY_DUCK),
     "duck_power": _field(_power, *_EVERY_DUCK),
+    "duck_temperature_c_max": _field(_integer(30, 120), *_EVERY_DUCK),
+    "duck_loss_permille_max": _field(_integer(0, 1000), *_EVERY_DUCK),
 }
 
 
