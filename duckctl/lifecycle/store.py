@@ -83,8 +83,8 @@ class Sighting:
 
 
 def store_path(fleet: Fleet) -> Path:
-    """``<folder of the fleet's key>/<fleet>.state.db``."""
-    return fleet.key_file.parent / f"{fleet.name}.state.db"
+    """``<folder of the inventory>/<fleet>.state.db``."""
+    return fleet.path.resolve().parent / f"{fleet.name}.state.db"
 
 
 class Store:
@@ -96,9 +96,9 @@ class Store:
         self.path = path
         self.run = run
         self._events_max = events_max
-        self._cache: dict[str, DuckRecord] = {}
         self._db = _open(path, read_only)
         self._added = 0
+        self._depth = 0
 
     def close(self) -> None:
         self._db.close()
@@ -115,15 +115,21 @@ class Store:
         self.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction: all of it or nothing, and no other writer in between."""
+    def writing(self) -> Iterator[None]:
+        """One transaction: all of it or nothing, and no other writer in between. May be nested."""
+        if self._depth:
+            yield
+            return
         with _told(self.path):
             self._db.execute("BEGIN IMMEDIATE")
+            self._depth += 1
             try:
                 yield
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
+            finally:
+                self._depth -= 1
             self._db.execute("COMMIT")
 
     # ---- ducks ---------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ class Store:
         changed: dict[str, DuckRecord] = {}
         if not events:
             return changed
-        with self._writing():
+        with self.writing():
             for duck, event in events:
                 before = changed.get(duck) or self.state_of(duck)
                 after = transition(before, event)
@@ -165,7 +171,7 @@ class Store:
 
     def forget(self, ducks: Sequence[str]) -> None:
         """Drops the records of ducks that the inventory no longer names; events stay."""
-        with self._writing():
+        with self.writing():
             self._db.executemany("DELETE FROM ducks WHERE duck = ?", [(duck,) for duck in ducks])
 
     def _put(self, record: DuckRecord) -> None:
@@ -218,14 +224,17 @@ class Store:
 
     # ---- unknown boxes -------------------------------------------------------------------------
 
-    def sight(self, mac: str, at_s: float, place: str, detail: str) -> None:
-        """A card that nobody knows has asked for an address."""
-        with self._writing():
-            self._db.execute(
-                "INSERT INTO sightings VALUES (?1, ?2, ?2, 1, ?3, ?4) ON CONFLICT (mac) DO UPDATE "
-                "SET last_s = max(last_s, ?2), count = count + 1, place = ?3, "
-                "detail = CASE ?4 WHEN '' THEN detail ELSE ?4 END",
-                (mac, at_s, place, detail[:DETAIL_CHARACTERS_MAX]),
+    def sight(self, sightings: Sequence[Sighting]) -> None:
+        """Cards that nobody knows have asked for an address."""
+        if not sightings:
+            return
+        with self.writing():
+            self._db.executemany(
+                "INSERT INTO sightings VALUES (:mac, :first_s, :last_s, :count, :place, :detail) "
+                "ON CONFLICT (mac) DO UPDATE SET last_s = max(last_s, :last_s), "
+                "count = count + :count, place = CASE :place WHEN '' THEN place ELSE :place END, "
+                "detail = CASE :detail WHEN '' THEN detail ELSE :detail END",
+                [asdict(sighting) for sighting in sightings],
             )
             self._db.execute(
                 "DELETE FROM sightings WHERE mac IN (SELECT mac FROM sightings "
@@ -241,7 +250,7 @@ class Store:
 
     def unsight(self, mac: str) -> None:
         """The card is known now."""
-        with self._writing():
+        with self.writing():
             self._db.execute("DELETE FROM sightings WHERE mac = ?", (mac,))
 
     # ---- facts ---------------------------------------------------------------------------------
@@ -253,7 +262,7 @@ class Store:
         return str(row["value"]) if row else ""
 
     def remember(self, facts: Mapping[str, str]) -> None:
-        with self._writing():
+        with self.writing():
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", list(facts.items()))
 
 

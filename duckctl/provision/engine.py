@@ -270,7 +270,7 @@ class Engine:
         chosen: list[tuple[Course, str]] = []
         for course in courses:
             is_final = course.record.state is State.FAILED and course.record.step is Step.VERIFY
-            if not course.means or is_final and PROTOCOL not in course.means:
+            if not course.means or (is_final and PROTOCOL not in course.means):
                 course.settled = True
                 continue
             means = course.means.pop(0)

@@ -1,0 +1,59 @@
+"""Looks at ducks, as many as there are, and writes down what that means for their lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from duckctl.health import probe
+from duckctl.inventory import Duck, Fleet
+from duckctl.lifecycle.machine import DuckRecord
+from duckctl.lifecycle.observe import events_of
+from duckctl.lifecycle.store import Store
+from duckctl.lifecycle.verify import Expectation
+
+DUCKS_PER_PROBE = 64  # of one host transport
+PROBES_AT_ONCE = 2  # each is a process; more only wait for a CPU
+LOOK_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """One answer per duck (docs/reference/fleet.md), and the build that they should have."""
+
+    build: str
+    answers: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def expected(self) -> Expectation:
+        return Expectation(self.build)
+
+
+def look_at(fleet: Fleet, ducks: Sequence[Duck], timeout_s: float = LOOK_TIMEOUT_S) -> Look:
+    """Asks ducks how they are. Raises ProbeError when the probe itself fails."""
+    cuts = range(0, len(ducks), DUCKS_PER_PROBE)
+    groups = [ducks[first : first + DUCKS_PER_PROBE] for first in cuts]
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+        documents = list(pool.map(lambda group: probe(fleet, group, timeout_s), groups))
+    answers = {str(entry["name"]): entry for doc in documents for entry in doc["ducks"]}
+    return Look(str(documents[0]["build"]) if documents else "", answers)
+
+
+def refresh(
+    fleet: Fleet, store: Store, ducks: Sequence[Duck], timeout_s: float = LOOK_TIMEOUT_S
+) -> tuple[Look, dict[str, DuckRecord]]:
+    """Looks and records; gives the answers and the new records of these ducks."""
+    look = look_at(fleet, ducks, timeout_s)
+    names = [duck.name for duck in ducks]
+    records, at_s = store.states(names), time.time()
+    events = [
+        (duck.name, event)
+        for duck in ducks
+        for event in events_of(
+            records[duck.name], duck, look.answers[duck.name], look.expected, at_s
+        )
+    ]
+    return look, {**records, **store.record_all(events)}
