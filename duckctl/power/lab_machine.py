@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duckctl.lab import ducks as lab
+from duckctl.lab import machines
 from duckctl.lab.state import LabFolder
 from duckctl.power.backend import Action, PowerError, PowerState, PowerTarget
 
@@ -22,17 +22,22 @@ class LabPower:
         return f"lab {self._folder.root} {self._machine}"
 
     def state(self) -> PowerState:
-        state = self._folder.load()
-        if state is None:
+        self._check()
+        return PowerState.ON if machines.is_on(self._folder, self._machine) else PowerState.OFF
+
+    def act(self, action: Action) -> None:
+        self._check()
+        match action:
+            case Action.ON:
+                machines.turn_on(self._folder, self._machine)
+            case Action.OFF:
+                machines.turn_off(self._folder, self._machine)
+            case Action.CYCLE:
+                machines.cycle(self._folder, self._machine)
+
+    def _check(self) -> None:
+        if self._folder.load() is None:
             raise PowerError(
                 f"{self._target.name}: there is no lab in {self._folder.root}",
                 "power backend 'lab' belongs to inventories that `duckctl lab up` wrote",
             )
-        return PowerState.ON if state.duck(self._machine).is_running() else PowerState.OFF
-
-    def act(self, action: Action) -> None:
-        is_on = self.state() is PowerState.ON
-        if is_on and action is not Action.ON:
-            lab.kill(self._folder, [self._machine])
-        if action is Action.CYCLE or (action is Action.ON and not is_on):
-            lab.restart(self._folder, [self._machine])
