@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What Intel's gigabit families have in common: registers, the MDIO window, the semaphore that is
+ * shared with the management firmware, the reset sequence's first half. Sections are those of the
+ * Intel Ethernet Controller I210 Datasheet (333016) unless another document is named.
+ */
+#ifndef DUCKOS_NIC_INTEL_H
+#define DUCKOS_NIC_INTEL_H
+
+#include "nic/mmio.h"
+#include "nic/nic.h"
+
+#define INTEL_VENDOR 0x8086u
+#define INTEL_REGISTER_BYTES 0x20000u /* 128 KB of BAR 0 */
+
+/* 8.1.3: the register map; offsets that all families share. */
+enum intel_register {
+    INTEL_CTRL = 0x0000,
+    INTEL_STATUS = 0x0008,
+    INTEL_NVM = 0x0010, /* EECD */
+    INTEL_MDIC = 0x0020,
+    INTEL_RCTL = 0x0100,
+    INTEL_TCTL = 0x0400,
+    INTEL_CRC_ERRORS = 0x4000,
+    INTEL_MISSED = 0x4010,    /* MPC: no room in the packet buffer; cleared when read */
+    INTEL_NO_BUFFER = 0x40a0, /* RNBC: no descriptor; cleared when read */
+    INTEL_MULTICAST_TABLE = 0x5200,
+    INTEL_RECEIVE_ADDRESS_LOW = 0x5400,
+    INTEL_RECEIVE_ADDRESS_HIGH = 0x5404,
+};
+#define INTEL_MULTICAST_WORDS 128u
+
+enum { /* 8.2.1 */
+       CTRL_FULL_DUPLEX = 1u << 0,
+       CTRL_MASTER_DISABLE = 1u << 2,
+       CTRL_SET_LINK_UP = 1u << 6,
+       CTRL_FORCE_SPEED = 1u << 11,
+       CTRL_FORCE_DUPLEX = 1u << 12,
+       CTRL_RESET = 1u << 26,
+       CTRL_DEVICE_RESET = 1u << 29,
+};
+enum { /* 8.2.2 */
+       STATUS_LINK_UP = 1u << 1,
+       STATUS_SPEED_SHIFT = 6, /* two bits: 10, 100, 1000, 1000 Mbit/s */
+       STATUS_MASTER_ENABLED = 1u << 19,
+       STATUS_2500 = 1u << 22, /* I225/I226: with speed 1000 */
+};
+enum { /* 8.9.1 */
+       RCTL_ENABLE = 1u << 1,
+       RCTL_LONG_PACKETS = 1u << 5,
+       RCTL_BROADCAST = 1u << 15,
+       RCTL_STRIP_CRC = 1u << 26,
+       RCTL_FLEXIBLE_SHIFT = 27, /* 82574 and PCH: buffer size in KB, 15 at most */
+};
+enum { /* 8.11.1 */
+       TCTL_ENABLE = 1u << 1,
+       TCTL_PAD_SHORT = 1u << 3,
+       TCTL_COLLISIONS = 0x0fu << 4,
+       TCTL_DISTANCE = 0x3fu << 12, /* of a full duplex link */
+};
+#define RECEIVE_ADDRESS_VALID 0x80000000u
+
+static inline uint32_t intel_read(const volatile uint8_t *registers, uint32_t at) {
+    return mmio_read32(registers + at);
+}
+static inline void intel_write(volatile uint8_t *registers, uint32_t at, uint32_t value) {
+    mmio_write32(registers + at, value);
+}
+
+/* Ask the device to finish its bus transactions (5.2.3.2), so that a reset can't cut one; then the
+ * receiver and the sender are off. Goes on after the limit, as the datasheet says. */
+void intel_quiesce(volatile uint8_t *registers);
+
+/* After a reset the NVM's settings are read (8.4.1: bit 9, Auto_RD). A device whose NVM never says so is
+ * used all the same: its MAC address then tells whether it is usable. */
+void intel_wait_for_nvm(const volatile uint8_t *registers);
+
+/* Station address from RAL0/RAH0, where the NVM put it at reset. */
+enum nic_status intel_read_mac(struct nic *nic, const volatile uint8_t *registers) NIC_MUST_CHECK;
+
+/* Our address and broadcasts pass, nothing else: no multicast, no promiscuous mode. */
+void intel_set_filter(struct nic *nic, volatile uint8_t *registers);
+
+/* Clause 22 MDIO through MDIC (8.2.4). False: no answer in time or an error. */
+bool intel_phy_read(volatile uint8_t *registers, uint8_t phy, uint8_t at, uint16_t *value);
+bool intel_phy_write(volatile uint8_t *registers, uint8_t phy, uint8_t at, uint16_t value);
+/* Clause 45 registers through clause 22 registers 13 and 14 (IEEE 802.3, 22.2.4.3.11). */
+bool intel_mmd_read(volatile uint8_t *registers, uint8_t phy, uint8_t mmd, uint16_t at,
+                    uint16_t *value);
+bool intel_mmd_write(volatile uint8_t *registers, uint8_t phy, uint8_t mmd, uint16_t at,
+                     uint16_t value);
+
+/* The PHY is shared with the firmware (4.6.12): own it for the time of MDIO accesses. */
+bool intel_phy_lock(volatile uint8_t *registers) NIC_MUST_CHECK;
+void intel_phy_unlock(volatile uint8_t *registers);
+
+void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
+
+/* ---- rings of advanced descriptors (I210, I211, I225, I226): nic/intel_rings.c ---------------- */
+struct intel_rings;
+struct intel_rings *intel_rings_take(volatile uint8_t *registers);
+enum nic_status intel_rings_start(struct nic *nic) NIC_MUST_CHECK;
+void intel_rings_stop(struct nic *nic);
+/* Sets receive, release, refill, send_buffer, send and sending; nic->state is the rings. */
+void intel_rings_attach(struct nic *nic, struct intel_rings *rings);
+volatile uint8_t *intel_rings_registers(struct nic *nic);
+
+#endif
