@@ -53,6 +53,12 @@ def identify(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid, int(fields[19]), boot_id())
 
 
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """True while a signal (SIGSTOP) holds the process."""
+    fields = _stat_fields(identity.pid)
+    return fields is not None and fields[0] == "T"
+
+
 def command_line(pid: int) -> list[str]:
     """Arguments of a live process; empty when it is gone."""
     try:

@@ -96,7 +96,7 @@ def up(
     nic: str = typer.Option("virtio", "--nic", help="qemu: virtio, e1000e or virtio,e1000e."),
     memory: str = typer.Option("128", "--memory", help="qemu: MiB of each guest."),
     image: str = typer.Option("duckos", "--image", help="qemu: what guests boot; a name or FILE."),
-    bmc: bool = typer.Option(False, "--bmc", help="qemu: a board controller (IPMI) per guest."),
+    dispatch: str = typer.Option("broadcast", "--dispatch", help="qemu: of CALLs; or unicast."),
     wait: bool = typer.Option(True, "--wait/--no-wait", help="Wait until every duck answers."),
     state_dir: Path | None = STATE_DIR,
     as_json: bool = AS_JSON,
@@ -118,7 +118,7 @@ def up(
             folder,
             lab_vm.shape_of(
                 ducks=ducks, domains=domains, backend=backend, cores=cores, mtu=mtu, poll=poll,
-                boot=boot, firmware=firmware, nic=nic, memory=memory, bmc=bmc,
+                boot=boot, firmware=firmware, nic=nic, memory=memory, dispatch=dispatch,
             ),
             image, wait, as_json,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
 
@@ -27,12 +28,9 @@ ACTIONS: dict[str, Callable[[LabFolder, Sequence[str]], VmState]] = {
 
 def shape_of(
     *, ducks: int, domains: int, backend: str, cores: str, mtu: int, poll: str, boot: str,
-    firmware: str, nic: str, memory: str, bmc: bool,
+    firmware: str, nic: str, memory: str, dispatch: str,
 ) -> VmShape:  # fmt: skip
     """The shape that the options of `lab up` ask for. Raises UsageError."""
-    ways: tuple[shape.Boot, ...] = shape.choices(boot, "--boot", shape.Boot)
-    if len(ways) > 1:
-        raise UsageError(f"--boot {boot}: a lab boots in one way")
     return VmShape(
         ducks=ducks,
         domains=domains,
@@ -41,11 +39,19 @@ def shape_of(
         nics=shape.choices(nic, "--nic", shape.Nic),
         cores=shape.numbers(cores, "--cores-per-duck", 1, shape.CORES_MAX),
         memory_mib=shape.numbers(memory, "--memory", shape.MEMORY_MIB_MIN, shape.MEMORY_MIB_MAX),
-        boot=ways[0],
+        boot=one(boot, "--boot", shape.Boot),
         mtu=mtu,
         poll=poll,
-        bmc=bmc,
+        dispatch=one(dispatch, "--dispatch", shape.Dispatch),
     )
+
+
+def one(text: str, option: str, kinds: object) -> Any:
+    """A choice that is the same for all ducks."""
+    words: tuple[str, ...] = shape.choices(text, option, kinds)
+    if len(words) > 1:
+        raise UsageError(f"{option} {text}: all ducks of a lab have the same")
+    return words[0]
 
 
 def up(folder: LabFolder, wanted: VmShape, image: str, wait: bool, as_json: bool) -> None:

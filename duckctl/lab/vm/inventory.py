@@ -20,6 +20,7 @@ all:
       vars:
         domain_mtu: {mtu}
         domain_boot: {boot}
+        domain_dispatch: {dispatch}
       children:
 """
 DOMAIN = """\
@@ -46,7 +47,9 @@ DUCK = """\
 def vm_inventory(state: VmState, key_file: str) -> str:
     """The text of a qemu lab's inventory.yml."""
     boot = "proxy" if state.shape.boot == "proxy" else "dhcp"
-    text = HEADER.format(key_file=key_file, mtu=state.shape.mtu, boot=boot)
+    text = HEADER.format(
+        key_file=key_file, mtu=state.shape.mtu, boot=boot, dispatch=state.shape.dispatch
+    )
     for domain, ducks in groupby(state.ducks, key=lambda duck: duck.domain):
         text += DOMAIN.format(
             domain=domain, host=plans.host_address(domain), host_mac=plans.host_mac(domain)

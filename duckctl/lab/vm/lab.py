@@ -24,8 +24,9 @@ from duckctl.lab.vm.inventory import vm_inventory
 from duckctl.lab.vm.shape import WIRE_PORT, VmDuck, VmShape, new_lab_id, plan
 from duckctl.lab.vm.start import finish, start
 from duckctl.lab.vm.state import Process, VmState, load, required, save
-from duckctl.process import boot_id, send, tail, wait_until
+from duckctl.process import boot_id, is_stopped, send, tail, wait_until
 
+SIGNAL_TIMEOUT_S = 1.0
 EARLY_END_S = 0.3  # a wrong command line ends QEMU within this time
 MachineState = Literal["on", "off", "hung"]
 
@@ -116,10 +117,11 @@ def _tear_down(folder: LabFolder, state: VmState) -> int:
 
 def state_of(folder: LabFolder, state: VmState, duck: VmDuck) -> MachineState:
     """``hung``: the machine has power, but its processors stand still."""
-    if state.running(machine.role_of(duck)) is None:
+    process = state.running(machine.role_of(duck))
+    if process is None:
         return "off"
     if duck.kind == "process":
-        return "on"
+        return "hung" if is_stopped(process) else "on"
     answer = qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")
     return "on" if answer["running"] else "hung"
 
@@ -180,6 +182,8 @@ def _press(
                 qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, command)
             elif number is not None:
                 send([identity], number)
+                stop = number == signal.SIGSTOP
+                wait_until(lambda: is_stopped(identity) == stop, SIGNAL_TIMEOUT_S)  # noqa: B023
             else:
                 raise UsageError(f"{duck.name} is a process and has no reset button")
         return state

@@ -47,7 +47,7 @@ def guest_command(
         *("-serial", "chardev:log"),
         *("-qmp", f"unix:{MONITOR},server=on,wait=off"),
         *_nic(state, duck),
-        *_firmware(duck),
+        *_firmware(state, duck),
         *start_options,
     ]
 
@@ -69,10 +69,14 @@ def _nic(state: VmState, duck: VmDuck) -> Sequence[str]:
     return ("-netdev", tap, "-device", device)
 
 
-def _firmware(duck: VmDuck) -> Sequence[str]:
+def _firmware(state: VmState, duck: VmDuck) -> Sequence[str]:
     if duck.firmware == "bios":
         return ()
+    # OVMF tries PXE over IPv4, over IPv6, then HTTP, a minute each: these switches shorten that.
+    off = ["IPv6PXESupport"] + (["IPv4PXESupport"] if state.shape.boot == "http" else [])
+    switches = [f"name=opt/org.tianocore/{name},string=no" for name in off]
     return (
+        *(word for switch in switches for word in ("-fw_cfg", switch)),
         *("-drive", f"if=pflash,unit=0,format=raw,readonly=on,file={OVMF_CODE}"),
         *("-drive", f"if=pflash,unit=1,format=raw,file={VARIABLES}"),
     )

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from duckctl.lab.state import LabError
+from duckctl.process import wait_until
 
 ANSWER_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 3.0  # a QEMU that was started a moment ago has no socket yet
 LINE_BYTES_MAX = 1 << 20
 LINES_MAX = 1000  # events come between question and answer
 
@@ -29,7 +31,9 @@ def ask(socket_file: Path, command: str, timeout_s: float = ANSWER_TIMEOUT_S) ->
     try:
         with socket.socket(socket.AF_UNIX) as channel:
             channel.settimeout(timeout_s)
-            channel.connect(f"/proc/self/fd/{folder}/{socket_file.name}")
+            place = f"/proc/self/fd/{folder}/{socket_file.name}"
+            if not wait_until(lambda: channel.connect_ex(place) == 0, START_TIMEOUT_S):
+                raise QmpError(f"the guest at {socket_file} does not listen")
             with channel.makefile("rwb") as stream:
                 stream.readline(LINE_BYTES_MAX)  # the greeting
                 _exchange(stream, "qmp_capabilities")

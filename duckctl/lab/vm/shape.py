@@ -1,7 +1,7 @@
 """What a qemu lab consists of: pure functions from options to ducks, addresses and names.
 
-Domain d is 198.18.d.0/24 (RFC 2544, benchmark networks): the host is .1, the switch .3 (where
-board controllers answer), and in proxy mode the other DHCP server .2; ducks are .101 and following.
+Domain d is 198.18.d.0/24 (RFC 2544, benchmark networks): the host is .1, the switch .3, and in
+proxy mode the other DHCP server .2; ducks are .101 and following.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ WIRE_PORT = 7211  # DUCK_WIRE_PORT
 Kind = Literal["qemu", "process"]
 Firmware = Literal["bios", "uefi"]
 Nic = Literal["virtio", "e1000e"]
+Dispatch = Literal["unicast", "broadcast"]
 Boot = Literal["pxe", "proxy", "http", "kernel"]
 Choice = TypeVar("Choice", bound=str)
 
@@ -42,7 +43,7 @@ class VmShape:
     boot: Boot
     mtu: int
     poll: str
-    bmc: bool = False
+    dispatch: Dispatch
 
     def describe(self) -> str:
         """The shape in the words of the options that ask for it."""
@@ -50,7 +51,8 @@ class VmShape:
             f"--ducks {self.ducks} --domains {self.domains} --backend {','.join(self.kinds)} "
             f"--firmware {','.join(self.firmware)} --nic {','.join(self.nics)} "
             f"--cores-per-duck {','.join(map(str, self.cores))} "
-            f"--memory {','.join(map(str, self.memory_mib))} --boot {self.boot} --mtu {self.mtu}"
+            f"--memory {','.join(map(str, self.memory_mib))} --boot {self.boot} --mtu {self.mtu} "
+            f"--poll {self.poll} --dispatch {self.dispatch}"
         )
 
 
@@ -113,7 +115,7 @@ def router_address(domain: int) -> str:
 
 
 def switch_address(domain: int) -> str:
-    """Where the boards' controllers answer."""
+    """The bridge's own address."""
     return f"198.18.{domain}.3"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from duckctl.lab.vm.state import Process, VmState, save
 from duckctl.process import end, identify, send
 
 END_TIMEOUT_S = 5.0
+# A lab that was killed between fork and exec has a child that no word of its own names yet.
+STARTING_S = 0.2
 
 
 def start(
@@ -48,11 +51,14 @@ def start(
 
 def finish(state: VmState, roles: Iterable[str], is_gentle: bool = True) -> list[str]:
     """Ends the live processes of these roles and gives their roles; SIGKILL unless gentle."""
-    living = {}
-    for role in roles:
-        identity = state.running(role)
-        if identity is not None:
-            living[role] = identity
+    wanted = [process for role in roles if (process := state.process(role)) is not None]
+    if any(not process.pid for process in wanted):
+        time.sleep(STARTING_S)
+    living = {
+        process.role: identity
+        for process in wanted
+        if (identity := state.running(process.role)) is not None
+    }
     if not is_gentle:
         send(living.values(), signal.SIGKILL)
     for killed in end(list(living.values()), END_TIMEOUT_S):

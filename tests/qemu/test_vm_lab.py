@@ -1,0 +1,268 @@
+"""A qemu lab makes, reports and removes its own namespaces and processes, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab_kit import PROCESSES, SHAPE, lab_folder, namespaces, processes_naming, why_not
+
+from duckctl import cli
+from duckctl.errors import ExitCode, UsageError
+from duckctl.lab import machines
+from duckctl.lab.state import LabError, LabFolder
+from duckctl.lab.vm import lab, network
+from duckctl.lab.vm.state import Namespace, Process, find, load, required, save
+from duckctl.process import boot_id, identify, wait_until
+
+pytestmark = pytest.mark.skipif(bool(why_not(SHAPE)), reason=why_not(SHAPE))
+
+MIXED = replace(SHAPE, ducks=2, kinds=("qemu", "process"), boot="pxe")
+NO_IMAGE = str(Path(__file__))  # processes boot nothing
+MAGIC_SENDER = """
+import socket, sys
+mac = bytes.fromhex(sys.argv[1].replace(":", ""))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    sender.sendto(b"\\xff" * 6 + mac * 16, (sys.argv[2], 9))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[LabFolder]:
+    with lab_folder(tmp_path / "lab") as folder:
+        yield folder
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    """A file that is no image: these tests look at machines that never get to boot."""
+    path = tmp_path / "empty.img"
+    path.write_bytes(bytes(4096))
+    return str(path)
+
+
+def run(folder: LabFolder, *arguments: str) -> int:
+    command, *rest = arguments
+    return cli.run(["lab", command, "--state-dir", str(folder.root), *rest])
+
+
+def states(folder: LabFolder) -> dict[str, str]:
+    state = required(folder)
+    return {duck.name: lab.state_of(folder, state, duck) for duck in state.ducks}
+
+
+def test_up_status_exec_down(
+    folder: LabFolder, image: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One guest and one process on one bridge: up, seen, reachable from the host, gone."""
+    before = namespaces()
+    up = ["--ducks", "2", "--backend", "qemu,process", "--memory", "64", "--image", image]
+    assert run(folder, "up", *up, "--no-wait") == ExitCode.OK
+    state = required(folder)
+    assert namespaces() - before == {n.name for n in state.namespaces}
+    capfd.readouterr()
+    assert run(folder, "status", "--json") == ExitCode.OK
+    document: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert [(d["name"], d["kind"], d["state"], d["firmware"]) for d in document["ducks"]] == [
+        ("d01", "qemu", "on", "bios"),
+        ("d02", "process", "on", None),
+    ]
+    inventory = ["--inventory", str(folder.inventory)]
+    health = [sys.executable, "-P", "-m", "duckctl", "health", "--timeout", "1", *inventory]
+    assert run(folder, "exec", "--", *health) == ExitCode.PARTIAL  # d01 has nothing to boot
+    assert run(folder, "exec", "--", "sh", "-c", "exit 7") == 7
+    assert run(folder, "up", *up, "--no-wait") == ExitCode.OK
+    again = required(folder)
+    assert (again.lab_id, set(again.processes)) == (state.lab_id, set(state.processes))
+    assert run(folder, "down") == ExitCode.OK
+    assert namespaces() == before
+    assert processes_naming(str(folder.root)) == []
+    assert run(folder, "status") == ExitCode.UNREACHABLE
+
+
+def test_switches(folder: LabFolder, image: str) -> None:
+    """Hang, resume, reset, power cut, magic packet: each leaves the machine as it says."""
+    lab.up(folder, MIXED, image)
+    assert states(folder) == {"d01": "on", "d02": "on"}
+    first = required(folder).running("duck d01")
+    lab.hang(folder, ["d01", "d02"])
+    assert states(folder) == {"d01": "hung", "d02": "hung"}
+    assert machines.is_on(folder, "d01")
+    lab.resume(folder, ["d02"])
+    machines.cycle(folder, "d01")
+    assert states(folder) == {"d01": "on", "d02": "on"}
+    second = required(folder).running("duck d01")
+    assert first != second
+    lab.reset(folder, ["d01"])
+    assert required(folder).running("duck d01") == second
+    with pytest.raises(UsageError, match="no reset button"):
+        lab.reset(folder, ["d02"])
+    assert run(folder, "kill", "d01") == ExitCode.OK
+    assert run(folder, "kill", "d01") == ExitCode.FAILURE
+    assert states(folder) == {"d01": "off", "d02": "on"}
+    duck = required(folder).duck("d01")
+    sender = [sys.executable, "-c", MAGIC_SENDER, duck.mac, "198.18.1.255"]
+    assert run(folder, "exec", "--", *sender) == ExitCode.OK
+    assert wait_until(lambda: states(folder)["d01"] == "on", 10)
+
+
+def test_another_shape_is_refused(folder: LabFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lab that is up is not changed into another, nor into one of the other backend."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    with pytest.raises(UsageError, match="another shape is up"):
+        lab.up(folder, replace(PROCESSES, ducks=2), NO_IMAGE)
+    assert run(folder, "up", "--ducks", "1") == ExitCode.USAGE
+    assert "a qemu lab is up" in capsys.readouterr().err
+
+
+def test_a_missing_image_leaves_nothing(folder: LabFolder) -> None:
+    """An `up` that fails half-way removes what it has made."""
+    before = namespaces()
+    with pytest.raises(LabError, match="no image file"):
+        lab.up(folder, SHAPE, "/no/such/file")
+    assert namespaces() == before
+    assert load(folder) is None
+
+
+def test_a_broken_machine_is_named_with_its_words(folder: LabFolder, tmp_path: Path) -> None:
+    """QEMU that ends at once is reported with what it said."""
+    broken = tmp_path / "broken.img"
+    broken.write_bytes(b"")
+    with pytest.raises(LabError, match=r"d01 ended at once(.|\n)*broken\.img"):
+        lab.up(folder, SHAPE, str(broken))
+
+
+def test_only_recorded_namespaces_are_removed(folder: LabFolder) -> None:
+    """A namespace of a recorded name that is another one is left alone."""
+    name = f"duck-test-{boot_id()[:4]}-{time.monotonic_ns() % 100000}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        lab.up(folder, PROCESSES, NO_IMAGE)
+        state = required(folder)
+        foreign = Namespace(name, inode=1)
+        save(folder, replace(state, namespaces=(*state.namespaces, foreign)))
+        lab.down(folder)
+        assert name in namespaces()
+        fresh = Namespace(name)  # never noted: ours only while it is empty
+        assert network.is_own(fresh)
+        subprocess.run(
+            ["ip", "-n", name, "link", "add", "v1", "type", "veth", "peer", "name", "v2"],
+            check=True,
+        )
+        assert not network.is_own(fresh)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def test_a_foreign_process_under_a_recorded_pid_is_left_alone(folder: LabFolder) -> None:
+    """Start time and arguments decide, not the pid."""
+    sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        identity = identify(sleeper.pid)
+        assert identity is not None
+        record = Process("duck d01", ("no such word",), identity.pid, identity.start_ticks)
+        assert find(record, boot_id()) is None
+        record = Process("duck d01", ("-c",), identity.pid, identity.start_ticks + 1)
+        assert find(record, boot_id()) is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_user_in_the_labs_network_is_warned_of_not_killed(
+    folder: LabFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lab down` ends its own processes only; another's shell in the network stays."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    host = required(folder).namespace("host")
+    guest = subprocess.Popen(network.inside(host, ["sleep", "60"]))
+    try:
+        assert wait_until(lambda: str(guest.pid) in pids_in(host), 5)
+        assert run(folder, "down") == ExitCode.OK
+        assert guest.poll() is None
+        assert str(guest.pid) in capsys.readouterr().err
+    finally:
+        guest.kill()
+        guest.wait()
+
+
+def pids_in(namespace: str) -> list[str]:
+    return network.run_ip(["netns", "pids", namespace]).split()
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_it_is_cleaned_up(folder: LabFolder, image: str) -> None:
+    """kill -9 of `lab up` at ten points: `lab down` finds everything; so does the next `lab up`."""
+    before = namespaces()
+    up = ["up", "--ducks", "3", "--backend", "qemu,process", "--memory", "64", "--image", image]
+    arguments = [sys.executable, "-P", "-m", "duckctl", "lab", *up, "--no-wait"]
+    for step in range(10):
+        process = subprocess.Popen(
+            [*arguments, "--state-dir", str(folder.root)], stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        made = wait_until(lambda: folder.state_file.exists(), 20)
+        time.sleep(step * 0.06)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert made
+        if step % 2:
+            lab.down(folder)
+            assert namespaces() == before, f"killed at step {step}"
+            assert processes_naming(str(folder.root)) == [], f"killed at step {step}"
+        else:
+            assert run(folder, *up, "--no-wait") == ExitCode.OK
+            assert set(states(folder).values()) == {"on"}
+            lab.down(folder)
+            assert namespaces() == before, f"killed at step {step}, then up"
+
+
+def test_an_interrupted_up_leaves_nothing(folder: LabFolder, image: str) -> None:
+    """SIGINT while the lab is made: exit 130, no namespace, no process."""
+    before = namespaces()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "duckctl", "lab", "up", "--backend", "process,qemu"),
+            *("--ducks", "6", "--image", image, "--no-wait", "--state-dir", str(folder.root)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert wait_until(lambda: folder.state_file.exists() or process.poll() is not None, 20)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    if process.returncode == ExitCode.OK:
+        return  # it was faster than the signal: an ordinary lab, which the fixture ends
+    assert process.returncode == ExitCode.INTERRUPTED, said
+    assert namespaces() == before
+    assert processes_naming(str(folder.root)) == []
+
+
+def test_the_filter_lets_only_magic_packets_through(folder: LabFolder) -> None:
+    """Frames to other ports never reach the listener; raw EtherType 0842 does."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    state = required(folder)
+    lab.switch_off(folder, ["d01"])
+    mac = bytes.fromhex(state.ducks[0].mac.replace(":", ""))
+    raw = (
+        "import socket\n"
+        "with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as s:\n"
+        "    s.bind(('nic1', 0))\n"
+        "    head = bytes.fromhex('ffffffffffff' '020000000001' '0842')\n"
+        f"    s.send(head + b'\\xff' * 6 + {mac!r} * 16)\n"
+    )
+    wrong_port = MAGIC_SENDER.replace(", 9))", ", 10))")
+    wrong = [sys.executable, "-c", wrong_port, state.ducks[0].mac, "198.18.1.255"]
+    assert run(folder, "exec", "--", *wrong) == ExitCode.OK
+    assert not wait_until(lambda: states(folder)["d01"] == "on", 0.5)
+    assert run(folder, "exec", "--", sys.executable, "-c", raw) == ExitCode.OK
+    assert wait_until(lambda: states(folder)["d01"] == "on", 10)
