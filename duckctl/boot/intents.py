@@ -56,6 +56,20 @@ class Intents:
         self.path = path
         self._clock = clock
 
+    @property
+    def hellos(self) -> Path:
+        """Names of ducks that came up, one a line; the boot service reads and empties it."""
+        return self.path.with_name("hellos")
+
+    def take_hellos(self) -> list[str]:
+        """The ducks that came up since the last call."""
+        taken = self.hellos.with_name(".hellos.taken")
+        try:
+            self.hellos.replace(taken)
+            return taken.read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return []
+
     def read(self) -> dict[str, Intent]:
         """Entries by duck name; ducks without one follow the inventory."""
         try:
@@ -99,7 +113,13 @@ class Intents:
             return entries.pop(duck, None) is not None
 
     def hello(self, duck: str) -> bool:
-        """The duck answered: a one-shot intent and a hold are over. True if something changed."""
+        """The duck answered: a one-shot intent and a hold are over. True if something changed.
+
+        Call it when a duck came up; the loop detector counts anew from here.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.hellos.open("a", encoding="utf-8") as file:
+            file.write(f"{duck}\n")
         entry = self.read().get(duck)
         if entry is None or not (entry.one_shot or entry.action == "held"):
             return False

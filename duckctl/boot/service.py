@@ -1,0 +1,290 @@
+"""The boot service in the foreground: dnsmasq, HTTP, intents, loop detector; one per fleet.
+
+Every ``STEP_S`` it looks whether the inventory, the images or the intents have changed, and tells
+dnsmasq. It ends its dnsmasq when it ends, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from duckctl.boot.dnsmasq import render_config, render_hosts
+from duckctl.boot.events import BootEvent
+from duckctl.boot.follow import LogReader
+from duckctl.boot.http_server import BootServer
+from duckctl.boot.intents import Intents
+from duckctl.boot.leases import pool_sizes, pool_use, read_leases
+from duckctl.boot.plan import BootPlan, plan_boot
+from duckctl.boot.ports import port_conflicts
+from duckctl.boot.tree import sync_tftp
+from duckctl.boot.watch import BootWatch, Finding, WatchLimits
+from duckctl.errors import DuckError
+from duckctl.inventory import load_inventory
+from duckctl.process import die_with_parent, tail, wait_until
+
+STEP_S = 0.25
+POOL_CHECK_S = 5.0
+START_S = 10.0
+STOP_S = 5.0
+LOG_BYTES_MAX = 64 << 20  # of each log; then it becomes <name>.1
+
+
+class BootServiceError(DuckError):
+    """The boot service cannot start or go on."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Times of change of everything that the plan was made from."""
+
+    inventory: int
+    intents: int
+    images: tuple[tuple[str, int], ...]
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def check_service(plan: BootPlan) -> None:
+    """Raises BootServiceError when the service could not run: programs, rights, ports."""
+    if shutil.which("dnsmasq") is None:
+        raise BootServiceError("dnsmasq is not installed", "sudo apt-get install dnsmasq-base")
+    conflicts = port_conflicts(plan)
+    if conflicts:
+        lines = "\n  ".join(str(owner) for owner in conflicts)
+        raise BootServiceError(
+            f"ports of network boot are in use:\n  {lines}",
+            "stop that service, or let it be the DHCP server and set domain_boot: proxy (port 67 "
+            "of another machine), or choose another HTTP port: --http-port",
+        )
+    if os.geteuid() != 0:
+        raise BootServiceError("network boot needs root (ports 67 and 69)", "run it with sudo")
+
+
+class BootService:
+    """``run`` blocks until SIGTERM, SIGINT or ``stop``; ``on_event`` and ``on_finding`` are told
+    what happens."""
+
+    def __init__(
+        self,
+        plan: BootPlan,
+        on_event: Callable[[BootEvent], None] = lambda event: None,
+        on_finding: Callable[[Finding], None] = lambda finding: None,
+        limits: WatchLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan = plan
+        self._on_event, self._on_finding = on_event, on_finding
+        self._limits = limits or WatchLimits()
+        self._clock = clock
+        self._watch = BootWatch(self._limits, pool_sizes(plan))
+        self._server = BootServer(self.plan, clock)
+        self._dnsmasq: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
+        self._reader = LogReader(plan.fleet, plan.paths)
+        self._seen = self._look()
+        self._pool_checked = 0.0
+        self._stop = threading.Event()
+
+    def plan(self) -> BootPlan:
+        """The plan as it is now."""
+        return self._plan
+
+    def stop(self) -> None:
+        """Makes ``run`` end; may be called from any thread."""
+        self._stop.set()
+
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serves until it is told to stop. Raises BootServiceError when dnsmasq ends."""
+        with self._signals():
+            try:
+                self.start()
+                on_ready()
+                while not self._stop.wait(STEP_S):
+                    self.step()
+            finally:
+                self.close()
+
+    def start(self) -> None:
+        """Writes the files and starts both servers."""
+        paths = self._plan.paths
+        paths.root.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        check_service(self._plan)
+        self._reader.skip()
+        sync_tftp(self._plan)
+        self._start_dnsmasq()
+        self._server.start([d for d in self._plan.fleet.domains if self._plan.mode_of(d) != "off"])
+
+    def step(self) -> None:
+        """One look at the files, the logs and dnsmasq."""
+        if self._dnsmasq is not None and self._dnsmasq.poll() is not None:
+            raise BootServiceError(
+                f"dnsmasq has ended with code {self._dnsmasq.returncode}; the end of its log:\n"
+                + tail(self._plan.paths.dnsmasq_log)
+            )
+        if (seen := self._look()) != self._seen:
+            self._seen = seen
+            self._replan()
+        macs = {duck.name: duck.mac for duck in self._plan.fleet.ducks}
+        for name in Intents(self._plan.paths.intents).take_hellos():
+            self._watch.hello(macs.get(name) or "")
+        for event in self._reader.read():
+            self._on_event(event)
+            for finding in self._watch.event(event):
+                self._act(finding)
+        self._check_pools()
+        self._rotate()
+
+    def close(self) -> None:
+        """Ends both servers; harmless when they do not run."""
+        self._server.stop()
+        self._stop_dnsmasq()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # ---- parts --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT end ``run``; whoever had them before has them after."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def end(number: int, frame: FrameType | None) -> None:
+            self._stop.set()
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take_lock(self) -> None:
+        self._lock = (self._plan.paths.root / ".service.lock").open("a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read(20).strip() or "unknown"
+            raise BootServiceError(
+                f"the boot service of {self._plan.fleet.name} runs already (pid {holder})",
+                "stop that one first",
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
+
+    def _look(self) -> _Seen:
+        paths, fleet = self._plan.paths, self._plan.fleet
+        folder = paths.root.parent / "images"
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        images = tuple((name, _changed_at(folder / name / "manifest.json")) for name in names)
+        return _Seen(_changed_at(fleet.path), _changed_at(paths.intents), images)
+
+    def _replan(self) -> None:
+        """Takes over what changed. What cannot be read leaves everything as it was."""
+        try:
+            plan = plan_boot(load_inventory(self._plan.fleet.path), self._plan.policy)
+        except DuckError as error:
+            self._on_finding(Finding(self._clock(), "refused", None, None, None, error.message))
+            return
+        domains_changed = plan.fleet.domains != self._plan.fleet.domains
+        config_changed = render_config(plan) != render_config(self._plan)
+        hosts_changed = render_hosts(plan) != render_hosts(self._plan)
+        position = self._reader.position
+        self._plan = plan
+        self._reader = LogReader(plan.fleet, plan.paths, position)
+        self._watch.set_pools(pool_sizes(plan))
+        sync_tftp(plan)
+        if config_changed:
+            self._stop_dnsmasq()
+            self._start_dnsmasq()
+        elif hosts_changed and self._dnsmasq is not None:
+            self._write(plan.paths.hosts, render_hosts(plan))
+            self._dnsmasq.send_signal(signal.SIGHUP)
+        if domains_changed:
+            self._server.stop()
+            self._server.start([d for d in plan.fleet.domains if plan.mode_of(d) != "off"])
+
+    def _start_dnsmasq(self) -> None:
+        paths = self._plan.paths
+        self._write(paths.config, render_config(self._plan))
+        self._write(paths.hosts, render_hosts(self._plan))
+        paths.pid_file.unlink(missing_ok=True)
+        with (paths.root / "dnsmasq.err").open("wb") as errors:
+            self._dnsmasq = subprocess.Popen(
+                ["dnsmasq", "--keep-in-foreground", f"--conf-file={paths.config}"],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        process = self._dnsmasq
+        wait_until(lambda: paths.pid_file.exists() or process.poll() is not None, START_S)
+        if process.poll() is not None:
+            text = tail(paths.root / "dnsmasq.err") or tail(paths.dnsmasq_log)
+            self._dnsmasq = None
+            raise BootServiceError(
+                f"dnsmasq does not start: {text.strip()}", f"its configuration: {paths.config}"
+            )
+
+    def _stop_dnsmasq(self) -> None:
+        process, self._dnsmasq = self._dnsmasq, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _write(self, path: Path, text: str) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(path)
+
+    def _act(self, finding: Finding) -> None:
+        """A loop is stopped by serving no file; everything is told."""
+        self._on_finding(finding)
+        if finding.kind == "loop" and finding.duck is not None:
+            Intents(self._plan.paths.intents, self._clock).hold(finding.duck, finding.text)
+
+    def _check_pools(self) -> None:
+        now = self._clock()
+        if now - self._pool_checked < POOL_CHECK_S:
+            return
+        self._pool_checked = now
+        use = pool_use(self._plan, read_leases(self._plan.paths.leases))
+        for finding in self._watch.leases(now, use):
+            self._act(finding)
+
+    def _rotate(self) -> None:
+        """Logs stay bounded: two files of ``LOG_BYTES_MAX`` each."""
+        for path in (self._plan.paths.dnsmasq_log, self._plan.paths.http_log):
+            if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+                path.replace(path.with_name(f"{path.name}.1"))
+                if path == self._plan.paths.dnsmasq_log and self._dnsmasq is not None:
+                    self._dnsmasq.send_signal(signal.SIGUSR2)  # opens its log anew
