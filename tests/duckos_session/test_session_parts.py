@@ -1,5 +1,4 @@
-"""Proves the parts of duckos' sessions that need no bare machine, under the sanitizers: where memory
-goes, what a trap means, how ring 3 waits, and that the stub refers to nothing outside of itself."""
+"""Proves the parts of duckos' sessions that need no bare machine, under the sanitizers."""
 
 from __future__ import annotations
 
