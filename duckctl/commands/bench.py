@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from duckctl.commands import bench_gpu, bench_serve
+from duckctl.commands import bench_boot, bench_gpu, bench_serve
 from duckctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure kernels, transport and the whole.")
 bench_serve.register(app)
 bench_gpu.register(app)
+bench_boot.register(app)
 
 
 @app.callback()
