@@ -12,7 +12,7 @@ import typer
 from duckctl.console import print_json, print_table, talk
 from duckctl.errors import ExitCode, UsageError
 from duckctl.lab.state import LabError, LabFolder
-from duckctl.lab.vm import lab, machine, shape, stages
+from duckctl.lab.vm import lab, machine, needs, shape, stages
 from duckctl.lab.vm.shape import VmShape
 from duckctl.lab.vm.state import VmState, required
 
@@ -159,7 +159,7 @@ def execute(folder: LabFolder, command: Sequence[str]) -> int:
     try:
         child = subprocess.Popen(
             arguments,
-            env=lab.environment(),
+            env=needs.environment(),
             preexec_fn=lambda: signal.signal(signal.SIGINT, before),
         )
         code = child.wait()

@@ -16,7 +16,6 @@ all:
     ducks:
       vars:
         duck_cores: {cores}
-        duck_power: {{backend: reboot}}
         domain_mtu: {mtu}
       children:
 """
@@ -27,7 +26,13 @@ DOMAIN = """\
             domain_host_address: {prefix}.1
           hosts:
 """
-DUCK = "            {name}: {{duck_slot: {slot}, duck_address: {address}, duck_port: {port}}}\n"
+DUCK = """\
+            {name}:
+              duck_slot: {slot}
+              duck_address: {address}
+              duck_port: {port}
+              duck_power: [{{backend: reboot}}, {{backend: lab, machine: {name}}}]
+"""
 
 
 def lab_inventory(state: LabState, folder: LabFolder) -> str:

@@ -104,7 +104,7 @@ def test_the_inventory_is_a_good_one(tmp_path: Path) -> None:
         (9000, "proxy", "198.18.1.255"),
         (9000, "proxy", "198.18.2.255"),
     ]
-    assert [duck.power[0].backend for duck in fleet.ducks] == ["lab", "lab"]
+    assert [[p.backend for p in duck.power] for duck in fleet.ducks] == [["reboot", "lab"]] * 2
 
 
 @pytest.mark.parametrize(

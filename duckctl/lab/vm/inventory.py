@@ -40,6 +40,7 @@ DUCK = """\
               duck_image: {image}
               duck_cores: {cores}
               duck_power:
+                - {{backend: reboot}}
                 - {{backend: lab, machine: {name}}}
 """
 

@@ -5,7 +5,6 @@ Every change happens under the folder's lock; waiting for ducks that boot does n
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -245,9 +244,3 @@ def require_inside(state: VmState) -> list[str]:
     """What to put in front of a command that must run in the lab's host namespace."""
     host = state.namespace("host")
     return [] if network.is_inside(host) else network.inside(host, [])
-
-
-def environment() -> dict[str, str]:
-    """The environment of a command that runs in the lab: as it is, with sbin in PATH."""
-    path = os.environ.get("PATH", "/usr/bin:/bin")
-    return {**os.environ, "PATH": f"{path}:/usr/sbin:/sbin"}

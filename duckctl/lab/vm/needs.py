@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -56,6 +57,12 @@ def _without_files(paths: Iterable[Path], package: str) -> list[str]:
 def program(name: str) -> str | None:
     """Path of a system program; /usr/sbin is searched even when PATH of a user has none."""
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def environment() -> dict[str, str]:
+    """The environment of what runs in the lab: as it is, with sbin in PATH."""
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    return {**os.environ, "PATH": f"{path}:/usr/sbin:/sbin"}
 
 
 def require(shape: VmShape) -> None:

@@ -16,8 +16,11 @@ import socket
 import sys
 from pathlib import Path
 
+from duckctl.boot.plan import plan_boot
+from duckctl.boot.service import BootService
 from duckctl.console import talk, warn
 from duckctl.errors import DuckError
+from duckctl.inventory import load_inventory
 from duckctl.lab.state import LabFolder
 from duckctl.lab.vm import lab, shape, wake
 from duckctl.lab.vm.boot import WAKE_PORT
@@ -47,17 +50,10 @@ def main() -> int:
 
 
 def run_boot(folder: LabFolder) -> None:
-    import subprocess
-
-    from duckctl.boot.dnsmasq import render_config, render_hosts
-    from duckctl.boot.plan import plan_boot
-    from duckctl.inventory import load_inventory
-
+    """DHCP, TFTP and HTTP as the inventory says, for ever."""
     plan = plan_boot(load_inventory(folder.inventory))
-    plan.paths.tftp.mkdir(parents=True, exist_ok=True)
-    plan.paths.config.write_text(render_config(plan))
-    plan.paths.hosts.write_text(render_hosts(plan))
-    subprocess.run(["dnsmasq", "-k", "-C", str(plan.paths.config)])
+    service = BootService(plan, on_finding=lambda finding: warn(f"{finding.duck}: {finding.text}"))
+    service.run(lambda: talk("the boot service answers"))
 
 
 def run_switch(folder: LabFolder) -> None:

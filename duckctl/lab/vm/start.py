@@ -12,6 +12,7 @@ from pathlib import Path
 from duckctl.console import detail, talk
 from duckctl.lab.ducks import interrupts_wait
 from duckctl.lab.state import LabError, LabFolder
+from duckctl.lab.vm.needs import environment
 from duckctl.lab.vm.state import Process, VmState, save
 from duckctl.process import end, identify, send
 
@@ -38,6 +39,7 @@ def start(
                     stderr=output,
                     start_new_session=True,
                     cwd=cwd or "/",
+                    env=environment(),
                 )
         except OSError as error:
             raise LabError(f"{process.role}: cannot start {arguments[0]}: {error}") from error
