@@ -6,17 +6,21 @@ and moves in the same transaction as the events, so nothing is told twice and no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from duckctl.boot.dnsmasq_log import BootLog
 from duckctl.boot.events import BootEvent
-from duckctl.boot.log import read_log
 from duckctl.boot.plan import boot_paths
 from duckctl.inventory import Fleet
 from duckctl.lifecycle.machine import Event, Kind
 from duckctl.lifecycle.store import Sighting, Store
 
 POSITION = "boot-log-position"
-ROUNDS_MAX = 100  # of read_log's bounded portions: a log of weeks is caught up with in steps
+PORTION_BYTES = 4 << 20  # read at once; a log of weeks is caught up with in steps
+PORTIONS_MAX = 256
 # The one file of duckos is the whole image; what boots Linux by iPXE fetches more afterwards.
 WHOLE_IMAGES = (".img", ".efi")
 
@@ -61,25 +65,81 @@ def sighting_of(event: BootEvent) -> Sighting | None:
     return Sighting(event.mac, event.time, event.time, 1, event.domain or "", detail)
 
 
-def listen(fleet: Fleet, store: Store) -> list[tuple[str, Event]]:
-    """Reads on in the boot service's logs and writes down what is new; gives the ducks' events."""
-    told: list[tuple[str, Event]] = []
-    paths = boot_paths(fleet)
-    if not paths.root.is_dir():
+@dataclass(frozen=True)
+class Place:
+    """How far a log was read. A file that was rotated or cut is read from its beginning."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+def read_on(path: Path, place: Place) -> tuple[list[str], Place]:
+    """Whole lines behind ``place``, at most PORTION_BYTES of them, and the place behind them."""
+    try:
+        with path.open("rb") as file:
+            found = path.stat()
+            same = found.st_ino == place.inode and found.st_size >= place.offset
+            offset = place.offset if same else 0
+            file.seek(offset)
+            data = file.read(PORTION_BYTES)
+    except FileNotFoundError:
+        return [], Place()
+    end = data.rfind(b"\n") + 1
+    if end == 0 and len(data) == PORTION_BYTES:
+        end = len(data)  # no log of ours has such a line: step over it
+    lines = data[:end].decode("utf-8", errors="replace").splitlines()
+    return lines, Place(found.st_ino, offset + end)
+
+
+class Listener:
+    """Reads on in the boot service's logs of one fleet and writes down what is new."""
+
+    def __init__(self, fleet: Fleet, store: Store) -> None:
+        self._store = store
+        self._paths = boot_paths(fleet)
+        self._log = BootLog(fleet, str(self._paths.tftp))
+
+    def listen(self) -> list[tuple[str, Event]]:
+        """The ducks' events since the last time that anybody listened."""
+        told: list[tuple[str, Event]] = []
+        if not self._paths.root.is_dir():
+            return told
+        for _ in range(PORTIONS_MAX):
+            with self._store.writing():
+                before = self._places()
+                dnsmasq, dnsmasq_place = read_on(self._paths.dnsmasq_log, before["dnsmasq"])
+                web, web_place = read_on(self._paths.http_log, before["http"])
+                after = {"dnsmasq": dnsmasq_place, "http": web_place}
+                if after == before:
+                    break
+                told += self._write_down(self._parse(dnsmasq, web), after)
         return told
-    for _ in range(ROUNDS_MAX):
-        with store.writing():
-            position = store.fact(POSITION)
-            found, new_position = read_log(fleet, position)
-            events = [(e.duck, life) for e in found if e.duck and (life := life_event(e))]
-            sightings = [sighting for e in found if (sighting := sighting_of(e))]
-            store.record_all(events)
-            store.sight(merge(sightings))
-            store.remember({POSITION: new_position})
-        told += events
-        if new_position == position:
-            break
-    return told
+
+    def _places(self) -> dict[str, Place]:
+        told = self._store.fact(POSITION)
+        places = json.loads(told) if told else {}
+        return {name: Place(*places.get(name, (0, 0))) for name in ("dnsmasq", "http")}
+
+    def _parse(self, dnsmasq: Sequence[str], web: Sequence[str]) -> list[BootEvent]:
+        events = [event for line in dnsmasq for event in self._log.line(line)]
+        events += self._log.flush()
+        events += [event for line in web for event in self._log.request(line)]
+        return sorted(events, key=lambda event: event.time)
+
+    def _write_down(
+        self, found: Sequence[BootEvent], places: Mapping[str, Place]
+    ) -> list[tuple[str, Event]]:
+        events = [(e.duck, life) for e in found if e.duck and (life := life_event(e))]
+        self._store.record_all(events)
+        self._store.sight(merge([sighting for e in found if (sighting := sighting_of(e))]))
+        position = {name: (place.inode, place.offset) for name, place in places.items()}
+        self._store.remember({POSITION: json.dumps(position)})
+        return events
+
+
+def listen(fleet: Fleet, store: Store) -> list[tuple[str, Event]]:
+    """Listens once."""
+    return Listener(fleet, store).listen()
 
 
 def merge(sightings: Sequence[Sighting]) -> list[Sighting]:

@@ -1,0 +1,214 @@
+"""One run of `duckctl provision` or `duckctl reboot`: look, plan, act, report.
+
+Nothing is kept for a later run but the history (lifecycle.store): a run that is killed at any
+moment is gone on with by running the same command again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from duckctl.boot.intents import Intents
+from duckctl.boot.plan import boot_paths
+from duckctl.errors import ExitCode
+from duckctl.inventory import Duck, Fleet
+from duckctl.lifecycle.boot_log import Listener, listen
+from duckctl.lifecycle.look import Look, look_at
+from duckctl.lifecycle.machine import UP, DuckRecord, Event, Limits, State
+from duckctl.lifecycle.report import duck_document
+from duckctl.lifecycle.store import Store, store_path
+from duckctl.provision.crew import PowerHands, ProbeEyes, SystemClock, ladder_names
+from duckctl.provision.decide import (
+    Do,
+    DuckPlan,
+    Rules,
+    Situation,
+    boots_from_network,
+    plan_duck,
+    settle_s,
+)
+from duckctl.provision.engine import Engine, Senses
+from duckctl.provision.show import Show
+
+LISTEN_PERIOD_S = 0.3
+
+
+def new_run_id(what: str) -> str:
+    """``provision-20261130-081530-3fa1``: sorts by time, and tells two of one second apart."""
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found before anything was done."""
+
+    look: Look
+    records: Mapping[str, DuckRecord]
+    ladders: Mapping[str, Sequence[str]]
+    plans: tuple[DuckPlan, ...]
+    rules: Rules
+
+    @property
+    def touched(self) -> list[DuckPlan]:
+        return [plan for plan in self.plans if plan.touches]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to. ``before``: the plans, in slot order."""
+
+    run: str
+    plans: tuple[DuckPlan, ...]
+    records: Mapping[str, DuckRecord]
+    seconds: float
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> list[str]:
+        """Ducks that are not up though they should be."""
+        return [
+            plan.duck.name
+            for plan in self.plans
+            if plan.do is not Do.LEAVE and self.records[plan.duck.name].state not in UP
+        ]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0: all are up; 3: some are not; 1: none is."""
+        if not self.failed:
+            return ExitCode.OK
+        counted = [plan for plan in self.plans if plan.do is not Do.LEAVE]
+        return ExitCode.PARTIAL if len(self.failed) < len(counted) else ExitCode.FAILURE
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "run": self.run,
+            "seconds": round(self.seconds, 1),
+            "failed": self.failed,
+            "restarted": [plan.duck.name for plan in self.plans if plan.touches],
+            "ducks": [
+                {
+                    **duck_document(plan.duck, self.records[plan.duck.name]),
+                    "action": str(plan.do),
+                    "why": plan.why,
+                    "note": self.notes.get(plan.duck.name),
+                }
+                for plan in self.plans
+            ],
+        }
+
+
+class LogEars:
+    """Hears by the boot service's logs, at most a few times per second."""
+
+    def __init__(self, fleet: Fleet, store: Store) -> None:
+        self._listener = Listener(fleet, store)
+        self._heard_s = 0.0
+
+    def heard(self) -> list[tuple[str, Event]]:
+        now_s = time.monotonic()
+        if now_s - self._heard_s < LISTEN_PERIOD_S:
+            return []
+        self._heard_s = now_s
+        return self._listener.listen()
+
+
+def survey(
+    fleet: Fleet, store: Store | None, ducks: Sequence[Duck], limits: Limits, restart_all: bool
+) -> Survey:
+    """Looks at the ducks and plans. With ``store`` None nothing is written, nor waited for."""
+    names = [duck.name for duck in ducks]
+    if store is not None:
+        listen(fleet, store)
+        records = store.states(names)
+        # An earlier run may have asked for a restart a moment ago: let it take effect first.
+        time.sleep(settle_s(list(records.values()), time.time()))
+    else:
+        records = read_states(fleet, names)
+    look = look_at(fleet, ducks)
+    rules = Rules(look.expected, limits, restart_all)
+    ladders = {duck.name: ladder_names(duck, fleet) for duck in ducks}
+    situations = [
+        Situation(duck, records[duck.name], look.answers[duck.name], ladders[duck.name])
+        for duck in ducks
+    ]
+    now_s = time.time()
+    plans = tuple(plan_duck(situation, rules, now_s) for situation in situations)
+    return Survey(look, records, ladders, plans, rules)
+
+
+def read_states(fleet: Fleet, names: Sequence[str]) -> dict[str, DuckRecord]:
+    """The records as they are, without making or changing the state file."""
+    if not store_path(fleet).exists():
+        return {name: DuckRecord(name) for name in names}
+    with Store(store_path(fleet), read_only=True) as store:
+        return store.states(names)
+
+
+def away_from_network(fleet: Fleet, plans: Sequence[DuckPlan]) -> dict[str, str]:
+    """Ducks that are about to be started and would not get their image: name -> why."""
+    intents = Intents(boot_paths(fleet).intents).read()
+    found = {}
+    for plan in plans:
+        intent = intents.get(plan.duck.name)
+        if intent is None or not boots_from_network(plan.duck):
+            continue
+        if plan.touches and intent.action != "image":
+            reason = f" ({intent.reason})" if intent.reason else ""
+            found[plan.duck.name] = f"its boot intent is '{intent.action}'{reason}"
+    return found
+
+
+def arm(fleet: Fleet, names: Sequence[str]) -> None:
+    """Lets these ducks boot their image once; what stood there before is back at their hello."""
+    intents = Intents(boot_paths(fleet).intents)
+    for name in names:
+        intents.set_image(name, None, one_shot=True, reason="provision")
+
+
+class Runner:
+    """Acts on plans, in one go or in batches, and tells how it goes."""
+
+    def __init__(self, fleet: Fleet, store: Store, found: Survey, show: Show) -> None:
+        self._fleet, self._store, self._found, self._show = fleet, store, found, show
+        self._intents = Intents(boot_paths(fleet).intents)
+        self._armed = set(self._intents.read())
+        self._senses = Senses(
+            ProbeEyes(fleet), PowerHands(fleet), LogEars(fleet, store), SystemClock()
+        )
+        self.records: dict[str, DuckRecord] = dict(found.records)
+
+    def run(self, plans: Sequence[DuckPlan]) -> None:
+        """Blocks until these ducks are up, have failed, or are left alone."""
+        found = self._found
+        engine = Engine(
+            self._store, self._senses, found.rules.expected, found.rules.limits, self._changed
+        )
+        try:
+            engine.run(plans, found.ladders, found.look.answers)
+        finally:
+            with contextlib.suppress(AttributeError):
+                self.records |= engine.records
+
+    def _changed(self, duck: Duck, record: DuckRecord) -> None:
+        self._show.change(duck, record)
+        if record.state in UP and duck.name in self._armed:
+            self._armed.discard(duck.name)
+            self._intents.hello(duck.name)
+
+
+def explain_failures(fleet: Fleet, records: Mapping[str, DuckRecord]) -> dict[str, DuckRecord]:
+    """Adds to a failed duck's reason that the boot service holds it back, where it does."""
+    intents = Intents(boot_paths(fleet).intents).read()
+    found = dict(records)
+    for name, record in records.items():
+        intent = intents.get(name)
+        if record.state is State.FAILED and intent is not None and intent.action == "held":
+            found[name] = replace(record, reason=f"{record.reason}; held: {intent.reason}")
+    return found
