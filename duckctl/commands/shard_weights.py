@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duckctl.shards.plan import ShardPlan
 
 app = typer.Typer()
-FORMATS = ("fp8", "fp9", "fp7", "q6", "q4")
+FORMATS = ("auto", "fp8", "fp9", "fp7", "q6", "q4")
 NamedDucks = list[tuple[str, float | None]]
 
 
@@ -31,7 +31,8 @@ def shard_weights(
     fmt: str = typer.Option(
         "fp9",
         "--format",
-        help="fp8, fp9: FP8 weights stay exact. fp7, q6, q4: smaller and faster, not exact.",
+        help="fp8, fp9: FP8 weights stay exact. fp7, q6, q4: smaller and faster, not exact. "
+        "auto: the fastest exact one, measured on the inventory's idle ducks or here.",
     ),
     weights: str | None = typer.Option(
         None, "--weights", help="Uneven slices: one number per duck, e.g. 2,1,1; or 'memory'."
@@ -53,7 +54,7 @@ def shard_weights(
     Examples:
       duckctl shard-weights ducklet --ducks 4
       duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --dry-run
-      duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --format fp8
+      duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --format auto
     """
     from duckctl.model_dir import resolve_model_dir
     from duckctl.shards.checkpoint import open_checkpoint
@@ -69,6 +70,8 @@ def shard_weights(
     memory_limit_bytes = parse_bytes(memory_limit, "--memory-limit")
     checkpoint = open_checkpoint(resolve_model_dir(model))
     named = _ducks(inventory, ducks)
+    if fmt == "auto":
+        fmt = _fastest_exact(checkpoint, inventory)
     plan = make_plan(checkpoint.shape, fmt, named, weights)
     root = (cache_dir or default_cache_dir()).expanduser().absolute()
     if dry_run:
@@ -83,6 +86,19 @@ def shard_weights(
         options = ConvertOptions(threads, memory_limit_bytes)
         result = convert(checkpoint, plan, root, options, reporter)
     _report(plan, result, as_json)
+
+
+def _fastest_exact(checkpoint: Checkpoint, inventory: Path | None) -> str:
+    from duckctl.console import talk
+    from duckctl.format_choice import choose_format
+    from duckctl.inventory import load_inventory
+
+    first = checkpoint.experts(checkpoint.shape.layers[0])[0]
+    is_fp8 = all(matrix.dtype == "F8_E4M3" for matrix in first.matrices)
+    choice = choose_format(is_fp8, load_inventory(inventory) if inventory else None)
+    rates = ", ".join(f"{f} {r / 1e9:.1f} Gparam/s" for f, r in choice.params_per_s.items())
+    talk(f"format {choice.fmt}: {choice.reason}{f' ({rates})' if rates else ''}")
+    return choice.fmt
 
 
 def _core_count() -> int:
