@@ -1,1 +1,1 @@
-"""Images: what a duck boots, with a manifest that says what is inside (docs/reference/images.md)."""
+"""Images: what a duck boots, and a manifest of what is inside (docs/reference/images.md)."""

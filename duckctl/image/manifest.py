@@ -47,7 +47,7 @@ class ImageFile:
 class ImageManifest:
     """What an image is. ``files``: by role.
 
-    ``boot``: the one hybrid file of duckos (BIOS boot program, UEFI application, bzImage, multiboot)
+    ``boot``: the one hybrid file of duckos (BIOS boot program, UEFI application, bzImage)
     ``kernel``, ``initrd``: of linux; ``uki``: both in one UEFI application, when it could be made.
     """
 
