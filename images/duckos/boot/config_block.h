@@ -18,12 +18,15 @@
 #ifndef DUCKOS_CONFIG_BLOCK_H
 #define DUCKOS_CONFIG_BLOCK_H
 
+#ifndef __ASSEMBLER__
 #include <assert.h>
+#endif
 
 #define CONFIG_BLOCK_OFFSET 0x2000 /* in the file; boot/head.S and duckos.ld keep it there */
 #define CONFIG_BLOCK_BYTES 4096
 #define CONFIG_BLOCK_TEXT_BYTES (CONFIG_BLOCK_BYTES - 8)
 
+#ifndef __ASSEMBLER__
 struct config_block {
     char magic[8];
     char text[CONFIG_BLOCK_TEXT_BYTES];
@@ -31,5 +34,6 @@ struct config_block {
 static_assert(sizeof(struct config_block) == CONFIG_BLOCK_BYTES, "config block");
 
 extern const struct config_block config_block; /* in boot/head.S */
+#endif
 
 #endif

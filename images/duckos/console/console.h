@@ -10,7 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void console_init(void); /* serial port and screen; the first thing that main does */
+void console_init(void);         /* serial port and screen; the first thing that main does */
+void console_obey_options(void); /* console=serial|screen|both|off */
 
 /* One line, without the newline. The conversions are those of format_text (console/format.h). */
 void klog(const char *format, ...) __attribute__((format(printf, 1, 2)));

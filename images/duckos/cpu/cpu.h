@@ -24,7 +24,7 @@
 
 struct cpu_features {
     char model[49];
-    bool avx, avx2, fma, f16c, bmi2, aes, vnni; /* usable: CPU and XCR0 */
+    bool avx, avx2, fma, f16c, bmi2, aes, pclmul, vnni; /* usable: CPU and XCR0 */
     bool page_1g, smep, smap, umip, invariant_tsc, tsc_deadline, rdrand, rdseed, x2apic;
     bool thermal_sensor, hwp, aperf;
     uint32_t state_bytes; /* XSAVE area for XCR0 = 7 */
@@ -59,6 +59,10 @@ void cpu_wake(uint32_t core);
 /* Ring 3 on that core is interrupted: trap_user with TRAP_STOP. Nothing happens in ring 0. */
 void cpu_stop(uint32_t core);
 void cpu_halt_others(void); /* panic: NMI, they never run again */
+
+/* Before paging: what page tables may use. */
+bool cpu_has_1g_pages(void);
+void cpu_allow_page_rights(void); /* NX and write protection */
 
 /* ---- around ring 3 --------------------------------------------------------------------------- */
 /* Where the next trap from ring 3 on this core puts its frame (TSS.RSP0). At start: a trap stack

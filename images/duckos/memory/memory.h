@@ -2,7 +2,7 @@
  *
  * Physical memory after boot. It has two parts:
  *
- *   arena   a few MB to 48 MB below 4 GiB, identity-mapped (pointer == physical address), for the
+ *   arena   8 MB to 48 MB below 4 GiB, identity-mapped (pointer == physical address), for the
  *           OS itself: rings, buffers, tables. Taken at boot, never given back.
  *   window  all the rest: one virtually contiguous block, mapped read-write for the OS at
  *           MEMORY_WINDOW with the largest pages possible. The largest physical part comes first;
@@ -33,6 +33,14 @@ uint8_t *memory_take_stack(size_t bytes);
 
 /* Device registers, uncached, at their physical address (pointer == physical address). */
 volatile void *memory_map_device(uint64_t physical, uint64_t bytes);
+
+/* Tables of the firmware, read-only, at their physical address. */
+const void *memory_map_firmware(uint64_t physical, uint64_t bytes);
+
+/* The page below 1 MiB in which other cores start: writable until it is filled, then executable.
+ * NULL = there is none. */
+uint8_t *memory_start_page(void);
+void memory_start_page_filled(void);
 
 /* The window. */
 uint8_t *memory_window(void);

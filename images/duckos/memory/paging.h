@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Page tables (Intel SDM volume 3, 4.5): four levels, pages of 4 KiB, 2 MiB and, where the CPU has
- * them, 1 GiB. The OS lives in PML4 slots 0..127 (identity, window) and 511 (image, stacks); a
+ * them, 1 GiB. The OS lives in PML4 slots 0..127 (identity) and 256..511 (window, stacks, image); a
  * session's own mappings belong to slots PAGING_USER_FIRST_SLOT..255 of its own space.
  */
 #ifndef DUCKOS_PAGING_H

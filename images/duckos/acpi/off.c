@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reset and power-off (ACPI 4.8.3.6 and 16.1.7). Must work in a panic: no lock, no allocation.
+ */
+#include "acpi/acpi.h"
+#include "cpu/port.h"
+#include "cpu/trap.h"
+#include "memory/memory.h"
+#include "time/timer.h"
+
+#define TRY_NS 50000000ull
+#define SLEEP_ENABLE (1u << 13)
+#define SLEEP_TYPE_SHIFT 10u
+#define SCI_ENABLE 1u
+#define RESET_CONTROL 0xcf9u /* Intel chipsets: full reset */
+#define KEYBOARD_COMMAND 0x64u
+#define KEYBOARD_PULSE_RESET 0xfeu
+
+static void write_byte(const struct acpi_register *to, uint8_t value) {
+    if (to->space == ACPI_SPACE_PORT)
+        port_out_8((uint16_t)to->address, value);
+    else
+        *(volatile uint8_t *)memory_map_device(to->address, 1) = value;
+}
+
+_Noreturn void acpi_reset(void) {
+    interrupts_off();
+    const struct acpi_facts *facts = acpi_facts();
+    if (facts->reset.address != 0) {
+        write_byte(&facts->reset, facts->reset_value);
+        timer_wait_ns(TRY_NS);
+    }
+    port_out_8(RESET_CONTROL, 0x02);
+    port_out_8(RESET_CONTROL, 0x06);
+    timer_wait_ns(TRY_NS);
+    port_out_8(KEYBOARD_COMMAND, KEYBOARD_PULSE_RESET);
+    timer_wait_ns(TRY_NS);
+    const struct {
+        uint16_t limit;
+        uint64_t base;
+    } __attribute__((packed)) empty = {0, 0};
+    __asm__ volatile("lidt %0; ud2" ::"m"(empty)); /* no handler for anything: triple fault */
+    __builtin_unreachable();
+}
+
+/* In legacy mode (a BIOS that nobody told of ACPI) the sleep bits go to nobody. */
+static void enable_acpi(const struct acpi_facts *facts, uint16_t control) {
+    if ((port_in_16(control) & SCI_ENABLE) != 0 || facts->smi_command == 0) return;
+    port_out_8(facts->smi_command, facts->acpi_enable);
+    timer_wait_ns(TRY_NS);
+}
+
+_Noreturn void acpi_power_off(void) {
+    interrupts_off();
+    const struct acpi_facts *facts = acpi_facts();
+    const struct acpi_register *a = &facts->pm1a_control, *b = &facts->pm1b_control;
+    bool can = facts->has_s5 && a->address != 0 && a->space == ACPI_SPACE_PORT;
+    if (can) {
+        uint16_t control = (uint16_t)a->address;
+        enable_acpi(facts, control);
+        uint16_t keep = port_in_16(control) & (uint16_t)~(7u << SLEEP_TYPE_SHIFT);
+        port_out_16(control,
+                    (uint16_t)(keep | facts->s5_type_a << SLEEP_TYPE_SHIFT | SLEEP_ENABLE));
+        if (b->address != 0 && b->space == ACPI_SPACE_PORT)
+            port_out_16((uint16_t)b->address,
+                        (uint16_t)(facts->s5_type_b << SLEEP_TYPE_SHIFT | SLEEP_ENABLE));
+        timer_wait_ns(TRY_NS);
+    }
+    acpi_reset();
+}
