@@ -103,8 +103,9 @@ const struct net_description *net_describe(void);
 const struct net_counters *net_count(void);
 
 /* Room for the next datagram's payload, in the NIC's own send buffer; never NULL (a spare buffer
- * stands in while the ring is full, and what is sent from it is dropped and counted). Stays the same
- * until net_udp_send. NET_UDP_PAYLOAD_BYTES_MAX bytes may be written. */
+ * stands in while the ring is full, and what is sent from it is dropped and counted). It stays valid
+ * until net_udp_send or the next net_poll; the network itself sends from the same buffers.
+ * NET_UDP_PAYLOAD_BYTES_MAX bytes may be written. */
 uint8_t *net_udp_buffer(void);
 
 /* Send what was written there, from the port of net_init. False: dropped, see the counters. */

@@ -285,15 +285,18 @@ static bool e1000e_receive(struct nic *nic, struct nic_frame *frame) {
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
-static void reclaim(struct e1000e *e1000e) {
+static void reclaim(struct nic *nic) {
+    struct e1000e *e1000e = nic->state;
     while (e1000e->send_oldest != e1000e->send_next &&
-           (e1000e->send[e1000e->send_oldest].status & SENT) != 0)
+           (e1000e->send[e1000e->send_oldest].status & SENT) != 0) {
         e1000e->send_oldest = next_of(e1000e->send_oldest, e1000e->memory.send_count);
+        nic->count.completed++;
+    }
 }
 
 static uint8_t *e1000e_send_buffer(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
-    reclaim(e1000e);
+    reclaim(nic);
     if (next_of(e1000e->send_next, e1000e->memory.send_count) == e1000e->send_oldest) {
         nic->count.ring_full++;
         return NULL;
@@ -315,7 +318,7 @@ static void e1000e_send(struct nic *nic, size_t bytes) {
 
 static bool e1000e_sending(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
-    reclaim(e1000e);
+    reclaim(nic);
     return e1000e->send_oldest != e1000e->send_next;
 }
 

@@ -211,15 +211,18 @@ static bool receive(struct nic *nic, struct nic_frame *frame) {
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
-static void reclaim(struct intel_rings *rings) {
+static void reclaim(struct nic *nic) {
+    struct intel_rings *rings = nic->state;
     while (rings->send_oldest != rings->send_next &&
-           (rings->send[rings->send_oldest].options & SENT) != 0)
+           (rings->send[rings->send_oldest].options & SENT) != 0) {
         rings->send_oldest = next_of(rings->send_oldest, rings->memory.send_count);
+        nic->count.completed++;
+    }
 }
 
 static uint8_t *send_buffer(struct nic *nic) {
     struct intel_rings *rings = nic->state;
-    reclaim(rings);
+    reclaim(nic);
     if (next_of(rings->send_next, rings->memory.send_count) == rings->send_oldest) {
         nic->count.ring_full++;
         return NULL;
@@ -240,7 +243,7 @@ static void send(struct nic *nic, size_t bytes) {
 
 static bool sending(struct nic *nic) {
     struct intel_rings *rings = nic->state;
-    reclaim(rings);
+    reclaim(nic);
     return rings->send_oldest != rings->send_next;
 }
 

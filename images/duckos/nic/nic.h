@@ -50,6 +50,7 @@ struct nic_frame {
 struct nic_counters {
     uint64_t descriptor_errors, oversized, runts, missed, bad_descriptors, resets, link_changes;
     uint64_t ring_full;
+    uint64_t completed; /* sent frames that the NIC gave back */
 };
 
 struct nic {

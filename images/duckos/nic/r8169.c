@@ -21,7 +21,6 @@ enum {
     MAC_ADDRESS = 0x00, /* IDR0..5 */
     MULTICAST = 0x08,
     SEND_BASE = 0x20, /* TNPDS, 64 bit */
-    SEND_BASE_HIGH_PRIORITY = 0x28,
     COMMAND = 0x37,
     DOORBELL = 0x38,
     INTERRUPT_MASK = 0x3c,
@@ -351,16 +350,18 @@ static bool r8169_receive(struct nic *nic, struct nic_frame *frame) {
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
-static void reclaim(struct r8169 *r8169) {
+static void reclaim(struct nic *nic) {
+    struct r8169 *r8169 = nic->state;
     while (r8169->send_used != 0 && (r8169->send[r8169->send_oldest].command & OWN) == 0) {
         r8169->send_oldest = next_of(r8169->send_oldest, r8169->memory.send_count);
         r8169->send_used--;
+        nic->count.completed++;
     }
 }
 
 static uint8_t *r8169_send_buffer(struct nic *nic) {
     struct r8169 *r8169 = nic->state;
-    reclaim(r8169);
+    reclaim(nic);
     if (r8169->send_used == r8169->memory.send_count) {
         nic->count.ring_full++;
         return NULL;
@@ -387,7 +388,7 @@ static void r8169_send(struct nic *nic, size_t bytes) {
 /* A doorbell that rang while the device was finishing a round can be lost: ring again. */
 static bool r8169_sending(struct nic *nic) {
     struct r8169 *r8169 = nic->state;
-    reclaim(r8169);
+    reclaim(nic);
     if (r8169->send_used == 0) return false;
     if (r8169->generation == RTL_8125)
         mmio_write16(r8169->registers + DOORBELL_8125, DOORBELL_QUEUE_0_8125);

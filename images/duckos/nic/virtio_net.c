@@ -367,6 +367,7 @@ static void reclaim(struct nic *nic) {
             return;
         }
         virtio->free[virtio->free_count++] = id;
+        nic->count.completed++;
     }
 }
 
