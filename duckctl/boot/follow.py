@@ -137,12 +137,10 @@ def follow_log(
             time.sleep(poll_s)
 
 
-def read_log(fleet: Fleet, paths: BootPaths, position: str = "") -> tuple[list[BootEvent], str]:
-    """Events after ``position`` ("": all that the logs hold), and the position behind them.
-
-    At most 1 MiB of each log is read at once; an empty list means that nothing is left.
-    """
-    reader = LogReader(fleet, paths, position)
-    # A packet of this very moment is left for the next call: its lines may not all be there.
-    events = reader.read()
-    return events, reader.position
+def read_log(fleet: Fleet, paths: BootPaths) -> list[BootEvent]:
+    """All events that the logs hold now, in order of time."""
+    reader = LogReader(fleet, paths)
+    events: list[BootEvent] = []
+    while new := reader.read(at_end=True):
+        events += new
+    return sorted(events, key=lambda event: event.time)
