@@ -3,9 +3,9 @@
  * Address resolution (RFC 826), and the neighbours it finds. A neighbour's slot is the last byte of
  * its address: in a /24 no two hosts share one.
  *
- * Anyone can claim any address, so a claim moves a neighbour to another MAC only when the old one has
- * been silent for ARP_HOLD_NS; whoever talks to us all the time can't be pushed out. (What travels is
- * authenticated anyway: a forged claim can cost packets, never trust.)
+ * Anyone can claim any address, so a claim moves a neighbour to another MAC only when the old one
+ * has been silent for ARP_HOLD_NS; whoever talks to us all the time can't be pushed out. (What
+ * travels is authenticated anyway: a forged claim can cost packets, never trust.)
  */
 #ifndef DUCKOS_NET_ARP_H
 #define DUCKOS_NET_ARP_H

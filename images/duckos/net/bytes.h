@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Numbers in packets. Fields are big-endian and may lie at any address. An IPv4 address is kept as it
- * stands in a packet (network byte order) and only compared and masked.
+ * Numbers in packets. Fields are big-endian and may lie at any address. An IPv4 address is kept as
+ * it stands in a packet (network byte order) and only compared and masked.
  */
 #ifndef DUCKOS_NET_BYTES_H
 #define DUCKOS_NET_BYTES_H

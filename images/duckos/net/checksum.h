@@ -12,7 +12,8 @@
 /* Adds `bytes` to a running sum; every part but the last must have an even length. */
 uint64_t checksum_add(uint64_t sum, const uint8_t *bytes, size_t size);
 
-/* The final 16 bits, complemented: store it with memcpy order (checksum_store), or compare with 0. */
+/* The final 16 bits, complemented: store it with memcpy order (checksum_store), or compare with 0.
+ * */
 uint16_t checksum_fold(uint64_t sum);
 
 static inline void checksum_store(uint8_t *at, uint16_t checksum) {

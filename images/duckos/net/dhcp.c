@@ -15,8 +15,8 @@ static uint16_t seconds_asked(const struct net_interface *interface) {
     return seconds < UINT16_MAX ? (uint16_t)seconds : UINT16_MAX;
 }
 
-/* `to` 0: everyone. Until we have an address the header's source must be zero (RFC 2131, 4.1), which
- * interface->address is then. False: not sent. */
+/* `to` 0: everyone. Until we have an address the header's source must be zero (RFC 2131, 4.1),
+ * which interface->address is then. False: not sent. */
 static bool ask(struct net_interface *interface, enum dhcp_type type, uint32_t to) {
     struct dhcp *dhcp = &interface->dhcp;
     bool requesting = dhcp->state == DHCP_REQUESTING;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * DHCP client (RFC 2131, figure 5): gets an address by our MAC, keeps it, and gives it up when it must.
+ * DHCP client (RFC 2131, figure 5): gets an address by our MAC, keeps it, and gives it up when it
+ * must.
  *
- * Several servers may offer. The first offer with boot information (our vendor options, a boot file or
- * a next server) is taken at once; others wait DHCP_COLLECT_NS for a better one.
+ * Several servers may offer. The first offer with boot information (our vendor options, a boot file
+ * or a next server) is taken at once; others wait DHCP_COLLECT_NS for a better one.
  */
 #ifndef DUCKOS_NET_DHCP_H
 #define DUCKOS_NET_DHCP_H

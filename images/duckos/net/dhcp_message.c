@@ -51,7 +51,8 @@ static bool is_name_byte(uint8_t c) {
            c == '.';
 }
 
-/* A name with any other byte, or too long, is refused as a whole. Some servers count a final zero. */
+/* A name with any other byte, or too long, is refused as a whole. Some servers count a final zero.
+ * */
 static void take_name(char out[DHCP_NAME_BYTES], const uint8_t *value, uint8_t bytes) {
     if (value[bytes - 1] == 0) bytes--;
     if (bytes >= DHCP_NAME_BYTES) return;
@@ -61,7 +62,8 @@ static void take_name(char out[DHCP_NAME_BYTES], const uint8_t *value, uint8_t b
     out[bytes] = 0;
 }
 
-/* One option's value. False: its length is one that the RFC forbids. The first of several counts. */
+/* One option's value. False: its length is one that the RFC forbids. The first of several counts.
+ * */
 static bool take_option(struct dhcp_answer *answer, uint8_t code, const uint8_t *value,
                         uint8_t bytes) {
     switch (code) {
@@ -111,8 +113,8 @@ static bool take_option(struct dhcp_answer *answer, uint8_t code, const uint8_t 
     }
 }
 
-/* A field of options, up to END or its end. `overload` (NULL in the two overloaded fields, which may
- * not overload again) gets option 52. */
+/* A field of options, up to END or its end. `overload` (NULL in the two overloaded fields, which
+ * may not overload again) gets option 52. */
 static bool take_options(struct dhcp_answer *answer, const uint8_t *at, size_t bytes,
                          uint8_t *overload) {
     for (size_t next = 0; next < bytes;) {

@@ -60,8 +60,8 @@ struct dhcp_question {
 /* Writes at most DHCP_MESSAGE_BYTES_MAX bytes and returns their count. */
 size_t dhcp_build(uint8_t *out, const struct dhcp_question *question);
 
-/* The value of sub-option `code` in vendor options; NULL = not there. `at` (0 to begin) is moved behind
- * it, so that the next call finds the next one. */
+/* The value of sub-option `code` in vendor options; NULL = not there. `at` (0 to begin) is moved
+ * behind it, so that the next call finds the next one. */
 const uint8_t *dhcp_vendor_option(const struct dhcp_answer *answer, uint8_t code, size_t *at,
                                   uint8_t *bytes);
 

@@ -16,8 +16,8 @@ void ethernet_receive(struct net_interface *interface, uint8_t *frame, size_t si
         interface->count.nic_runts++;
         return;
     }
-    /* The NIC filters by address; a switch that floods, or a virtual NIC that doesn't, is no reason to
-     * believe what was not meant for us. A group address as the sender is a forgery. */
+    /* The NIC filters by address; a switch that floods, or a virtual NIC that doesn't, is no reason
+     * to believe what was not meant for us. A group address as the sender is a forgery. */
     bool to_us =
         same_bytes(frame + TO, interface->mac, 6) || same_bytes(frame + TO, ethernet_broadcast, 6);
     bool from_us = same_bytes(frame + FROM, interface->mac, 6);

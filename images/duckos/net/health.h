@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whether the NIC really works. A link flag says little (an I226 that lost its PCIe link, or one whose
- * receiver stalled, still shows "up"), so traffic is the test:
+ * Whether the NIC really works. A link flag says little (an I226 that lost its PCIe link, or one
+ * whose receiver stalled, still shows "up"), so traffic is the test:
  *   - a device that its driver calls broken is started anew, at growing intervals;
  *   - frames that were queued and do not leave although the link is up mean broken;
- *   - silence leads to an ARP question to someone who must answer, and further silence to a restart.
- * A NIC that can't be started any more ends in a panic: a reboot is the only cure, and nobody stands
- * beside the duck.
+ *   - silence leads to an ARP question to someone who must answer, and further silence to a
+ * restart. A NIC that can't be started any more ends in a panic: a reboot is the only cure, and
+ * nobody stands beside the duck.
  */
 #ifndef DUCKOS_NET_HEALTH_H
 #define DUCKOS_NET_HEALTH_H

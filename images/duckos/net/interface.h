@@ -3,7 +3,8 @@
  * One NIC with its addresses: what all protocol files work on. Only duckos' network includes this;
  * everyone else includes net.h.
  *
- * A received frame goes down this list of calls, each of which checks its own header and nothing else:
+ * A received frame goes down this list of calls, each of which checks its own header and nothing
+ * else:
  *   ethernet_receive -> arp_receive
  *                    -> ipv4_receive -> icmp_receive
  *                                    -> udp_receive -> dhcp_receive, or the handler of net_poll

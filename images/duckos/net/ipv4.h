@@ -31,8 +31,8 @@ void ipv4_receive(struct net_interface *interface, const uint8_t from[6], uint8_
 /* Room for the payload of the next datagram; the same until it is sent. */
 uint8_t *ipv4_payload(struct net_interface *interface);
 
-/* The MAC that leads to `destination`: a broadcast, a neighbour, or the router. NULL: not known yet,
- * a question was sent. Call it before filling the payload. */
+/* The MAC that leads to `destination`: a broadcast, a neighbour, or the router. NULL: not known
+ * yet, a question was sent. Call it before filling the payload. */
 const uint8_t *ipv4_route(struct net_interface *interface, uint32_t destination);
 
 bool ipv4_send(struct net_interface *interface, const uint8_t to_mac[6], uint32_t destination,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The network as the rest of duckos sees it: which NIC, its link, its address, and one datagram port.
+ * The network as the rest of duckos sees it: which NIC, its link, its address, and one datagram
+ * port.
  */
 #include "net/net.h"
 
@@ -13,7 +14,6 @@
 #include "net/health.h"
 #include "net/interface.h"
 #include "net/random.h"
-#include "net/report.h"
 #include "net/udp.h"
 #include "time/timer.h"
 
@@ -50,7 +50,7 @@ static void prepare(struct net_interface *interface, struct nic *nic, uint16_t u
     copy_bytes(interface->mac, nic->mac, 6);
 }
 
-/* The description and the panic reporter speak of this NIC from now on. */
+/* The description speaks of this NIC from now on. */
 static void choose(struct net_interface *interface) {
     struct nic *nic = interface->nic;
     active = interface;
@@ -60,7 +60,6 @@ static void choose(struct net_interface *interface) {
     copy_bytes(description.mac, nic->mac, 6);
     for (unsigned index = 0; index < interface_count; index++)
         if (&interfaces[index] != interface) nics[index].stop(&nics[index]);
-    report_through(interface);
 }
 
 static void take_fixed(const struct net_fixed *fixed) {
@@ -280,7 +279,8 @@ const struct net_description *net_describe(void) {
     return &description;
 }
 
-/* The counters of a stopped interface are of no interest: those of the one in use, or of the first. */
+/* The counters of a stopped interface are of no interest: those of the one in use, or of the first.
+ * */
 const struct net_counters *net_count(void) {
     if (interface_count == 0) return &total;
     const struct net_interface *interface = active != NULL ? active : &interfaces[0];

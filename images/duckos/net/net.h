@@ -90,8 +90,8 @@ typedef void net_udp_handler(const struct net_peer *from, uint8_t *payload, size
  * ask for an address, the first that gets one stays, the others are switched off. */
 enum net_state net_init(uint16_t udp_port, const struct net_fixed *fixed);
 
-/* One burst: received frames, protocol timers, link state. Returns the number of frames seen, so that
- * the caller knows when it may rest. `handler` NULL: datagrams are counted and dropped. */
+/* One burst: received frames, protocol timers, link state. Returns the number of frames seen, so
+ * that the caller knows when it may rest. `handler` NULL: datagrams are counted and dropped. */
 unsigned net_poll(net_udp_handler *handler);
 
 /* When net_poll wants to be called next even if nothing arrives (timer_now_ns scale). */
@@ -103,8 +103,8 @@ const struct net_description *net_describe(void);
 const struct net_counters *net_count(void);
 
 /* Room for the next datagram's payload, in the NIC's own send buffer; never NULL (a spare buffer
- * stands in while the ring is full, and what is sent from it is dropped and counted). It stays valid
- * until net_udp_send or the next net_poll; the network itself sends from the same buffers.
+ * stands in while the ring is full, and what is sent from it is dropped and counted). It stays
+ * valid until net_udp_send or the next net_poll; the network itself sends from the same buffers.
  * NET_UDP_PAYLOAD_BYTES_MAX bytes may be written. */
 uint8_t *net_udp_buffer(void);
 

@@ -11,8 +11,8 @@
 
 enum udp_checksum {
     UDP_WITH_CHECKSUM,
-    /* For what is authenticated: a checksum would cost a pass over 9 KB and prove less. RFC 768: zero
-     * means that there is none. */
+    /* For what is authenticated: a checksum would cost a pass over 9 KB and prove less. RFC 768:
+     * zero means that there is none. */
     UDP_WITHOUT_CHECKSUM,
 };
 

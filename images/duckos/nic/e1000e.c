@@ -6,8 +6,9 @@
  *
  * Who owns what (3.2.6, 3.3.3.3): the device owns descriptors from head up to, not including, tail;
  * the device moves the heads, the driver the tails. Receive: the tail is one behind the oldest
- * frame that we still have, so the ring never looks empty when it is full. Send: the tail is the next
- * descriptor that we fill; one descriptor always stays unused, because head == tail means empty.
+ * frame that we still have, so the ring never looks empty when it is full. Send: the tail is the
+ * next descriptor that we fill; one descriptor always stays unused, because head == tail means
+ * empty.
  *
  * STATUS bit 22 (2.5 Gbit/s on I226) is reserved zero here.
  */
@@ -47,8 +48,8 @@ enum { EXTENDED_OWNER_SOFTWARE = 1u << 5 };
 #define SEND_CONTROL_VALUE (1u << 22 | 1u << 24)
 /* 10.2.6.2: the values for copper. */
 #define SEND_GAP_VALUE (8u | 8u << 10 | 6u << 20)
-/* 10.2.3.23: KB for reception. 9018-byte frames need room for two on reception and one to send; 40 KB
- * in all. */
+/* 10.2.3.23: KB for reception. 9018-byte frames need room for two on reception and one to send; 40
+ * KB in all. */
 #define PACKET_BUFFER_RECEIVE_KB 20u
 
 struct receive_descriptor { /* 7.1.4 */
@@ -126,8 +127,9 @@ static enum nic_status reset(struct e1000e *e1000e) {
     return NIC_OK;
 }
 
-/* I217 datasheet 9.x, "Low Power Idle Control" (PHY page 772, register 20): bits 14:13 enable energy
- * efficient Ethernet at 1000 and 100 Mbit/s. The PHY is shared with the management engine. */
+/* I217 datasheet 9.x, "Low Power Idle Control" (PHY page 772, register 20): bits 14:13 enable
+ * energy efficient Ethernet at 1000 and 100 Mbit/s. The PHY is shared with the management engine.
+ * */
 static void pch_energy_saving_off(volatile uint8_t *registers) {
     enum { PHY = 1, PAGE_SELECT = 31, PAGE = 772 << 5, LPI_CONTROL = 20, LPI_ENABLE = 3 << 13 };
     uint32_t owner = intel_read(registers, EXTENDED_OWNER) | EXTENDED_OWNER_SOFTWARE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * I210 and I211, copper. Sections are those of the Intel Ethernet Controller I210 Datasheet (333016).
- * Rings and their ownership: nic/intel_rings.c. Not yet seen on silicon.
+ * I210 and I211, copper. Sections are those of the Intel Ethernet Controller I210 Datasheet
+ * (333016). Rings and their ownership: nic/intel_rings.c. Not yet seen on silicon.
  */
 #include "nic/intel.h"
 
@@ -43,8 +43,8 @@ static enum nic_status reset(volatile uint8_t *registers) {
     return NIC_OK;
 }
 
-/* 3.7.7.3: energy efficient Ethernet off in the MAC, and not offered to the partner any more. The link
- * is negotiated anew only where it had been agreed on, because that costs seconds. */
+/* 3.7.7.3: energy efficient Ethernet off in the MAC, and not offered to the partner any more. The
+ * link is negotiated anew only where it had been agreed on, because that costs seconds. */
 static void energy_saving_off(volatile uint8_t *registers) {
     uint32_t control = intel_read(registers, EEE_CONTROL);
     intel_write(registers, EEE_CONTROL, control & ~(uint32_t)(EEE_SEND_IDLE | EEE_RECEIVE_IDLE));

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * I225 and I226 (2.5 Gbit/s). Sections are those of the "Intel Ethernet Controller I225/I226
- * Software User Manual"; the queues are those of the I210 (nic/intel_rings.c says who owns what). Not yet
- * seen on silicon.
+ * Software User Manual"; the queues are those of the I210 (nic/intel_rings.c says who owns what).
+ * Not yet seen on silicon.
  *
  * Known trouble of these parts, and what is done about it:
  *   - I226 loses its PCIe link in the L1.2 substate: pci_link_always_on at probe, on both ends.
  *   - Energy efficient Ethernet drops links and stalls reception: off in the MAC, not offered.
- *   - The device can vanish from the bus while its link flag stays up: all ones from a register mean
+ *   - The device can vanish from the bus while its link flag stays up: all ones from a register
+ * mean
  *     broken, and the network resets it.
  *   - A broken NVM gives no MAC address: reported as such.
  */
@@ -71,8 +72,8 @@ static void energy_saving_off(volatile uint8_t *registers) {
                 intel_read(registers, POWER_MANAGEMENT) & ~(uint32_t)POWER_LIMITS);
 }
 
-/* Offer 2.5 Gbit/s and leave power-down. The link is negotiated anew only where something changed or
- * energy saving had been agreed on, because that costs seconds. */
+/* Offer 2.5 Gbit/s and leave power-down. The link is negotiated anew only where something changed
+ * or energy saving had been agreed on, because that costs seconds. */
 static void set_up_phy(volatile uint8_t *registers, bool energy_saving_agreed) {
     if (!intel_phy_lock(registers)) return; /* the firmware keeps it: what it negotiated stays */
     uint16_t offer, control;

@@ -71,8 +71,8 @@ static inline void intel_write(volatile uint8_t *registers, uint32_t at, uint32_
  * receiver and the sender are off. Goes on after the limit, as the datasheet says. */
 void intel_quiesce(volatile uint8_t *registers);
 
-/* After a reset the NVM's settings are read (8.4.1: bit 9, Auto_RD). A device whose NVM never says so is
- * used all the same: its MAC address then tells whether it is usable. */
+/* After a reset the NVM's settings are read (8.4.1: bit 9, Auto_RD). A device whose NVM never says
+ * so is used all the same: its MAC address then tells whether it is usable. */
 void intel_wait_for_nvm(const volatile uint8_t *registers);
 
 /* Station address from RAL0/RAH0, where the NVM put it at reset. */
@@ -96,7 +96,8 @@ void intel_phy_unlock(volatile uint8_t *registers);
 
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
 
-/* ---- rings of advanced descriptors (I210, I211, I225, I226): nic/intel_rings.c ---------------- */
+/* ---- rings of advanced descriptors (I210, I211, I225, I226): nic/intel_rings.c ----------------
+ * */
 struct intel_rings;
 struct intel_rings *intel_rings_take(volatile uint8_t *registers);
 enum nic_status intel_rings_start(struct nic *nic) NIC_MUST_CHECK;

@@ -4,9 +4,9 @@
  * Sections are those of the Intel Ethernet Controller I210 Datasheet (333016).
  *
  * Who owns what (7.1.4.3, 7.2.2): the device owns descriptors from head up to, not including, tail;
- * the device moves the heads, the driver the tails. The device writes a finished descriptor back over
- * the addresses, so each is written anew before it is given away. Receive: the tail stays one behind
- * the oldest frame that we still have. Send: one descriptor always stays unused.
+ * the device moves the heads, the driver the tails. The device writes a finished descriptor back
+ * over the addresses, so each is written anew before it is given away. Receive: the tail stays one
+ * behind the oldest frame that we still have. Send: one descriptor always stays unused.
  */
 #include "memory/memory.h"
 #include "nic/intel.h"

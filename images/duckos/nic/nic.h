@@ -6,9 +6,10 @@
  *   reception  receive() lends the oldest frame; it stays in the ring's buffer until release().
  *   sending    send_buffer() lends the buffer of the next free descriptor; send() queues it.
  *
- * Memory is taken at probe and never again; start() may be called any number of times, and each call
- * resets the hardware. All functions are called from one core and none of them waits longer than
- * its stated limit. The functions are filled in at run time, because the image has no relocations.
+ * Memory is taken at probe and never again; start() may be called any number of times, and each
+ * call resets the hardware. All functions are called from one core and none of them waits longer
+ * than its stated limit. The functions are filled in at run time, because the image has no
+ * relocations.
  */
 #ifndef DUCKOS_NIC_H
 #define DUCKOS_NIC_H
@@ -85,7 +86,8 @@ enum nic_status igb_probe(struct nic *nic, const struct pci_device *device) NIC_
 enum nic_status igc_probe(struct nic *nic, const struct pci_device *device) NIC_MUST_CHECK;
 enum nic_status r8169_probe(struct nic *nic, const struct pci_device *device) NIC_MUST_CHECK;
 
-/* Probe every Ethernet device; returns how many of `nics` are usable. Failures are logged by name. */
+/* Probe every Ethernet device; returns how many of `nics` are usable. Failures are logged by name.
+ * */
 unsigned nic_find(struct nic nics[NIC_COUNT_MAX]);
 const char *nic_status_text(enum nic_status status);
 

@@ -4,9 +4,9 @@
  * (rev 1.0)"; for the later chips, which have no public one, the register facts that several open
  * drivers agree on. Not yet seen on silicon.
  *
- * Who owns what (datasheet, descriptors): each descriptor has an OWN bit; set, it is the device's, and
- * only the device clears it. The driver sets it last. There are no heads and tails: both sides go
- * round the ring, whose last descriptor has EOR set. The doorbell (TPPoll) only says "look".
+ * Who owns what (datasheet, descriptors): each descriptor has an OWN bit; set, it is the device's,
+ * and only the device clears it. The driver sets it last. There are no heads and tails: both sides
+ * go round the ring, whose last descriptor has EOR set. The doorbell (TPPoll) only says "look".
  */
 #include "memory/memory.h"
 #include "nic/mmio.h"
@@ -139,8 +139,8 @@ static bool phy_read(struct r8169 *r8169, uint32_t at, uint16_t *value) {
     return true;
 }
 
-/* MMD 7 register 60 (IEEE 802.3, 45.2.7.13): what energy efficient Ethernet is offered. True: it was
- * offered and no longer is. */
+/* MMD 7 register 60 (IEEE 802.3, 45.2.7.13): what energy efficient Ethernet is offered. True: it
+ * was offered and no longer is. */
 static bool offer_no_energy_saving_old(struct r8169 *r8169) {
     enum { CONTROL = 13, DATA = 14, MMD = 7, OFFER = 60, FUNCTION_DATA = 0x4000 };
     uint16_t offered;
@@ -408,7 +408,8 @@ static volatile uint8_t *map_registers(const struct pci_device *device) {
     return NULL;
 }
 
-/* The revision stands in the send configuration, bits 30:23. G and later have 0x4c or more there. */
+/* The revision stands in the send configuration, bits 30:23. G and later have 0x4c or more there.
+ * */
 static enum generation generation_of(const struct pci_device *device, volatile uint8_t *registers) {
     if (device->device_id == 0x8125 || device->device_id == 0x3000) return RTL_8125;
     uint32_t revision = mmio_read32(registers + SEND_CONFIGURATION) >> 20 & 0x7cfu;

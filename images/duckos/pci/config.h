@@ -12,8 +12,8 @@
 
 void config_init(uint64_t ecam, uint8_t bus_first, uint8_t bus_last);
 
-/* `function` = bus << 8 | slot << 3 | function; `offset` is a multiple of four. What can't be reached
- * reads as all ones, as an absent device does. */
+/* `function` = bus << 8 | slot << 3 | function; `offset` is a multiple of four. What can't be
+ * reached reads as all ones, as an absent device does. */
 uint32_t config_read(uint16_t function, uint16_t offset);
 void config_write(uint16_t function, uint16_t offset, uint32_t value);
 uint32_t config_bytes(uint16_t function); /* how much of the function's space can be reached */

@@ -141,8 +141,8 @@ uint16_t pci_find_extended(const struct pci_device *device, uint16_t id) {
 }
 
 /* ---- taking over ----------------------------------------------------------------------------- */
-/* 7.5.2: control and status, the two low bits are the power state. Leaving D3hot takes the device up
- * to 10 ms (5.3.1.4); the drivers' resets wait longer than that for their first answer. */
+/* 7.5.2: control and status, the two low bits are the power state. Leaving D3hot takes the device
+ * up to 10 ms (5.3.1.4); the drivers' resets wait longer than that for their first answer. */
 static void power_on(const struct pci_device *device) {
     uint8_t at = pci_find_capability(device, PCI_CAPABILITY_POWER, 0);
     if (at == 0) return;
@@ -198,8 +198,8 @@ void pci_link_always_on(const struct pci_device *device) {
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
-/* 7.5.1.2.1: the size shows in the bits that stay zero when all ones are written. The device must not
- * decode addresses meanwhile. */
+/* 7.5.1.2.1: the size shows in the bits that stay zero when all ones are written. The device must
+ * not decode addresses meanwhile. */
 static uint64_t bar_bytes(const struct pci_device *device, uint16_t at, bool wide) {
     uint16_t command = pci_read16(device, HEADER_COMMAND);
     uint32_t low = pci_read32(device, at), high = wide ? pci_read32(device, at + 4u) : 0;

@@ -53,8 +53,8 @@ void pci_take_over(const struct pci_device *device);
 /* Let the device read and write memory; only after its rings have been reset. */
 void pci_bus_master_on(const struct pci_device *device);
 
-/* Active-state power management off at both ends of the device's link, L1 substates too: waking a link
- * takes longer than a call, and the I226 loses its link in L1.2 (see nic/igc.c). */
+/* Active-state power management off at both ends of the device's link, L1 substates too: waking a
+ * link takes longer than a call, and the I226 loses its link in L1.2 (see nic/igc.c). */
 void pci_link_always_on(const struct pci_device *device);
 
 /* Map a memory BAR, uncached. NULL: not a memory BAR, not assigned by the firmware, or shorter than
