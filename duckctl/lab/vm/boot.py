@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from duckctl.errors import UsageError
+from duckctl.image.duckos import DuckosOptions, build_duckos
+from duckctl.image.fleet_public import public_path, read_public
 from duckctl.image.manifest import find_image, image_dir
 from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import network
@@ -35,30 +38,34 @@ class Service:
     udp_port: int
 
 
-def is_file(image: str) -> bool:
-    """An image is named by its name, or by the path of a duckos file (`--boot kernel` only)."""
-    return "/" in image
+def prepare_image(folder: LabFolder, wanted: str) -> None:
+    """Puts what guests boot into the lab's folder.
 
-
-def require_image(folder: LabFolder, image: str) -> None:
-    """The image is there; duckos is built into the lab's folder when it is not."""
-    if is_file(image):
-        if not Path(image).is_file():
-            raise LabError(f"there is no image file {image}")
+    ``wanted``: ``duckos``, the file of another duckos.img, or ``linux``, which must be built
+    already: that takes longer than a lab.
+    """
+    if wanted == "linux":
+        find_image(folder.root, wanted)
         return
-    find_image(folder.root, image)
+    if wanted != "duckos" and "/" not in wanted:
+        raise UsageError(f"--image '{wanted}' is neither duckos, nor linux, nor a FILE with a '/'")
+    source = None if wanted == "duckos" else Path(wanted)
+    if source is not None and not source.is_file():
+        raise LabError(f"there is no image file {source}")
+    public = public_path(folder.key_file)
+    key = read_public(public) if public.exists() else "04" + "00" * 64
+    # A guest that polls without rest takes a whole core of this machine.
+    build_duckos(folder.root, key, options=DuckosOptions(poll="hlt"), source=source)
 
 
 def start_options(folder: LabFolder, state: VmState) -> Sequence[str]:
     """QEMU's options for starting the image itself (`--boot kernel`), or from the network."""
     if state.shape.boot != "kernel":
         return ("-boot", f"strict=on,reboot-timeout={RETRY_MS}")
-    if is_file(state.image):
-        return ("-kernel", state.image, "-append", "poll=hlt")
-    image = find_image(folder.root, state.image)
+    image = find_image(folder.root, "linux" if state.image == "linux" else "duckos")
     place = image_dir(folder.root, image.name)
     if image.kind == "duckos":
-        return ("-kernel", str(place / image.files["boot"].path), "-append", "poll=hlt")
+        return ("-kernel", str(place / image.files["boot"].path))
     return (
         *("-kernel", str(place / image.files["kernel"].path)),
         *("-initrd", str(place / image.files["initrd"].path)),

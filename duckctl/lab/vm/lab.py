@@ -76,7 +76,7 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
         make_key(folder.key_file)
     check_key(folder.key_file)
     folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
-    boot.require_image(folder, state.image)
+    boot.prepare_image(folder, state.image)
     for service in boot.services(folder, state):
         if state.running(service.role) is None:
             state = start(
