@@ -33,7 +33,7 @@ from duckctl.provision.run import (
     new_run_id,
     survey,
 )
-from duckctl.provision.self_test import BandwidthTest
+from duckctl.provision.self_test import self_test
 from duckctl.provision.show import Show, name_some
 
 app = typer.Typer()
@@ -122,7 +122,7 @@ def _run(
         notes = {}
         if not skip_self_test:
             up = [duck for duck in ducks if runner.records[duck.name].is_up]
-            notes = BandwidthTest(fleet, store).run(up, show)
+            notes = self_test(fleet, up, runner.records)
         records = explain_failures(fleet, runner.records)
     return RunResult(run, found.plans, records, time.monotonic() - begin_s, notes)
 

@@ -6,21 +6,17 @@ and moves in the same transaction as the events, so nothing is told twice and no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from duckctl.boot.dnsmasq_log import BootLog
 from duckctl.boot.events import BootEvent
+from duckctl.boot.follow import LogReader
 from duckctl.boot.plan import boot_paths
 from duckctl.inventory import Fleet
 from duckctl.lifecycle.machine import Event, Kind
 from duckctl.lifecycle.store import Sighting, Store
 
 POSITION = "boot-log-position"
-PORTION_BYTES = 4 << 20  # read at once; a log of weeks is caught up with in steps
-PORTIONS_MAX = 256
+PORTIONS_MAX = 1_000  # the reader's portions are bounded: a log of weeks is caught up with in steps
 # The one file of duckos is the whole image; what boots Linux by iPXE fetches more afterwards.
 WHOLE_IMAGES = (".img", ".efi")
 
@@ -65,39 +61,13 @@ def sighting_of(event: BootEvent) -> Sighting | None:
     return Sighting(event.mac, event.time, event.time, 1, event.domain or "", detail)
 
 
-@dataclass(frozen=True)
-class Place:
-    """How far a log was read. A file that was rotated or cut is read from its beginning."""
-
-    inode: int = 0
-    offset: int = 0
-
-
-def read_on(path: Path, place: Place) -> tuple[list[str], Place]:
-    """Whole lines behind ``place``, at most PORTION_BYTES of them, and the place behind them."""
-    try:
-        with path.open("rb") as file:
-            found = path.stat()
-            same = found.st_ino == place.inode and found.st_size >= place.offset
-            offset = place.offset if same else 0
-            file.seek(offset)
-            data = file.read(PORTION_BYTES)
-    except FileNotFoundError:
-        return [], Place()
-    end = data.rfind(b"\n") + 1
-    if end == 0 and len(data) == PORTION_BYTES:
-        end = len(data)  # no log of ours has such a line: step over it
-    lines = data[:end].decode("utf-8", errors="replace").splitlines()
-    return lines, Place(found.st_ino, offset + end)
-
-
 class Listener:
     """Reads on in the boot service's logs of one fleet and writes down what is new."""
 
     def __init__(self, fleet: Fleet, store: Store) -> None:
-        self._store = store
+        self._fleet, self._store = fleet, store
         self._paths = boot_paths(fleet)
-        self._log = BootLog(fleet, str(self._paths.tftp))
+        self._reader: LogReader | None = None
 
     def listen(self) -> list[tuple[str, Event]]:
         """The ducks' events since the last time that anybody listened."""
@@ -106,34 +76,25 @@ class Listener:
             return told
         for _ in range(PORTIONS_MAX):
             with self._store.writing():
-                before = self._places()
-                dnsmasq, dnsmasq_place = read_on(self._paths.dnsmasq_log, before["dnsmasq"])
-                web, web_place = read_on(self._paths.http_log, before["http"])
-                after = {"dnsmasq": dnsmasq_place, "http": web_place}
-                if after == before:
-                    break
-                told += self._write_down(self._parse(dnsmasq, web), after)
+                reader = self._reader_at(self._store.fact(POSITION))
+                found = reader.read()
+                told += self._write_down(found, reader.position)
+            if not found:
+                break
         return told
 
-    def _places(self) -> dict[str, Place]:
-        told = self._store.fact(POSITION)
-        places = json.loads(told) if told else {}
-        return {name: Place(*places.get(name, (0, 0))) for name in ("dnsmasq", "http")}
+    def _reader_at(self, position: str) -> LogReader:
+        """The reader of before, unless somebody else has read on meanwhile."""
+        if self._reader is None or self._reader.position != position:
+            self._reader = LogReader(self._fleet, self._paths, position)
+        return self._reader
 
-    def _parse(self, dnsmasq: Sequence[str], web: Sequence[str]) -> list[BootEvent]:
-        events = [event for line in dnsmasq for event in self._log.line(line)]
-        events += self._log.flush()
-        events += [event for line in web for event in self._log.request(line)]
-        return sorted(events, key=lambda event: event.time)
-
-    def _write_down(
-        self, found: Sequence[BootEvent], places: Mapping[str, Place]
-    ) -> list[tuple[str, Event]]:
+    def _write_down(self, found: Sequence[BootEvent], position: str) -> list[tuple[str, Event]]:
         events = [(e.duck, life) for e in found if e.duck and (life := life_event(e))]
         self._store.record_all(events)
         self._store.sight(merge([sighting for e in found if (sighting := sighting_of(e))]))
-        position = {name: (place.inode, place.offset) for name, place in places.items()}
-        self._store.remember({POSITION: json.dumps(position)})
+        if position != self._store.fact(POSITION):
+            self._store.remember({POSITION: position})
         return events
 
 

@@ -73,8 +73,8 @@ class Hands(Protocol):
 class Ears(Protocol):
     """Hears what booting boxes ask for."""
 
-    def heard(self) -> list[tuple[str, Event]]:
-        """What ducks did since the last call."""
+    def listen(self) -> None:
+        """Write down what was heard since the last time (anybody may listen, and write)."""
 
 
 @dataclass
@@ -121,6 +121,7 @@ class Engine:
         self._on_change = on_change
         self._courses: dict[str, Course] = {}
         self._looks = 0
+        self._newest = 0  # event that was taken into account
 
     def run(
         self,
@@ -147,6 +148,7 @@ class Engine:
         answers: Mapping[str, Mapping[str, Any]],
     ) -> None:
         now_s, wall_s = self._clock.now_s(), self._clock.wall_s()
+        self._newest = max((event.number for event in self._store.events(last=1)), default=0)
         records = self._store.states([plan.duck.name for plan in plans])
         self._courses = {}
         for plan in plans:
@@ -175,14 +177,23 @@ class Engine:
 
     def turn(self) -> bool:
         """One round; True if something happened."""
-        events = [item for item in self._ears.heard() if item[0] in self._courses]
-        events += self._see()
-        events += self._feel()
-        failed = self._apply(events)
+        self._ears.listen()
+        failed = self._take(self._news())
+        events = self._see() + self._feel()
+        failed += self._apply(events)
         failed += self._apply(self._expire())
         self._try_next(failed)
         self._look()
         return bool(events or failed)
+
+    def _news(self) -> dict[str, DuckRecord]:
+        """Records that were changed: by what was heard, here or by another command."""
+        news = self._store.events(after=self._newest)
+        if not news:
+            return {}
+        self._newest = news[-1].number
+        names = {event.duck for event in news} & self._courses.keys()
+        return self._store.states(sorted(names))
 
     def _see(self) -> list[tuple[str, Event]]:
         events: list[tuple[str, Event]] = []
@@ -227,8 +238,12 @@ class Engine:
 
     def _apply(self, events: Sequence[tuple[str, Event]]) -> list[Course]:
         """Writes events down; gives the courses that have failed by them."""
+        return self._take(self._store.record_all(events))
+
+    def _take(self, records: Mapping[str, DuckRecord]) -> list[Course]:
+        """Goes on with new records; gives the courses that have failed."""
         failed = []
-        for name, record in self._store.record_all(events).items():
+        for name, record in records.items():
             course = self._courses[name]
             before, course.record = course.record, record
             if (before.state, before.step) != (record.state, record.step):

@@ -19,7 +19,7 @@ from duckctl.errors import ExitCode
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
 from duckctl.lifecycle.look import Look, look_at
-from duckctl.lifecycle.machine import UP, DuckRecord, Event, Limits, State
+from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State
 from duckctl.lifecycle.report import duck_document
 from duckctl.lifecycle.store import Store, store_path
 from duckctl.provision.crew import PowerHands, ProbeEyes, SystemClock, ladder_names
@@ -111,12 +111,11 @@ class LogEars:
         self._listener = Listener(fleet, store)
         self._heard_s = 0.0
 
-    def heard(self) -> list[tuple[str, Event]]:
+    def listen(self) -> None:
         now_s = time.monotonic()
-        if now_s - self._heard_s < LISTEN_PERIOD_S:
-            return []
-        self._heard_s = now_s
-        return self._listener.listen()
+        if now_s - self._heard_s >= LISTEN_PERIOD_S:
+            self._heard_s = now_s
+            self._listener.listen()
 
 
 def survey(
@@ -178,7 +177,6 @@ class Runner:
     def __init__(self, fleet: Fleet, store: Store, found: Survey, show: Show) -> None:
         self._fleet, self._store, self._found, self._show = fleet, store, found, show
         self._intents = Intents(boot_paths(fleet).intents)
-        self._armed = set(self._intents.read())
         self._senses = Senses(
             ProbeEyes(fleet), PowerHands(fleet), LogEars(fleet, store), SystemClock()
         )
@@ -198,9 +196,8 @@ class Runner:
 
     def _changed(self, duck: Duck, record: DuckRecord) -> None:
         self._show.change(duck, record)
-        if record.state in UP and duck.name in self._armed:
-            self._armed.discard(duck.name)
-            self._intents.hello(duck.name)
+        if record.state is State.READY and boots_from_network(duck):
+            self._intents.hello(duck.name)  # one-shot intents and holds end here
 
 
 def explain_failures(fleet: Fleet, records: Mapping[str, DuckRecord]) -> dict[str, DuckRecord]:

@@ -191,10 +191,8 @@ class StoredEars:
     def __init__(self, world: World, store: Store) -> None:
         self._world, self._store = world, store
 
-    def heard(self) -> list[tuple[str, Event]]:
-        found = self._world.heard()
-        self._store.record_all(found)
-        return found
+    def listen(self) -> None:
+        self._store.record_all(self._world.heard())
 
 
 NETWORK_BOOT = ((10.0, Kind.DHCP), (12.0, Kind.BOOT_FILE))
