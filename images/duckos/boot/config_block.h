@@ -13,7 +13,10 @@
  *   poll           spin | hlt
  *   console        serial | screen | both | off
  *   memory_limit   bytes (K, M, G) that sessions may use
+ *   cores          at most so many cores run
  *   watchdog       on | off
+ *   panic_seconds  from a panic to the reboot
+ *   address netmask router mtu   fixed, instead of DHCP
  */
 #ifndef DUCKOS_CONFIG_BLOCK_H
 #define DUCKOS_CONFIG_BLOCK_H

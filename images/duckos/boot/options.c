@@ -27,8 +27,8 @@ static const struct option_key keys[] = {
     {"watchdog", false},      /* on | off */
     {"panic_seconds", false}, /* from panic to reboot */
     {"cores", false},         /* at most so many */
-    {"address", true},        /* fixed IPv4 instead of DHCP; needs mask */
-    {"mask", true},           {"gateway", true},
+    {"address", true},        /* fixed IPv4 instead of DHCP, with netmask, router and mtu */
+    {"netmask", true},        {"router", true}, {"mtu", true},
 };
 #define KEY_COUNT (sizeof keys / sizeof keys[0])
 static_assert(KEY_COUNT <= OPTIONS_MAX, "options");
@@ -96,8 +96,19 @@ static void complain(const char *word, size_t bytes) {
     klog("options: ignored: %.*s", (int)bytes, word);
 }
 
+/* Multiboot loaders put the file's name in front. */
+static const char *without_file_name(const char *line) {
+    size_t word = 0;
+    while (line[word] != 0 && line[word] != ' ') {
+        if (line[word] == '=') return line;
+        word++;
+    }
+    return line + word;
+}
+
 void options_init(void) {
     const char *line = handover.command_line;
+    if (handover.kind == HANDOVER_MULTIBOOT) line = without_file_name(line);
     options_parse(OPTION_CONFIG_BLOCK, config_block.text, sizeof config_block.text, '\n', complain);
     options_parse(OPTION_COMMAND_LINE, line, strlen(line), ' ', complain);
 }
