@@ -7,6 +7,7 @@
 #include "console/console.h"
 #include "console/format.h"
 #include "cpu/cpu.h"
+#include "cpu/trap.h"
 #include "duck_main.h"
 #include "net/net.h"
 #include "panic/panic.h"
@@ -74,7 +75,10 @@ static void rest(uint64_t deadline, uint64_t idle_ns) {
     if (nap < NAP_NS_MIN) nap = NAP_NS_MIN;
     if (nap > NAP_NS_MAX) nap = NAP_NS_MAX;
     uint64_t until = min_u64(timer_now_ns() + nap, min_u64(deadline, net_next_timer_ns()));
-    timer_sleep_until(until);
+    /* A wake between the look and the halt must not be missed. */
+    interrupts_off();
+    if (cores_are_quiet()) timer_sleep_until(until);
+    interrupts_on();
 }
 
 static void wait_for_address(void) {

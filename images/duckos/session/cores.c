@@ -100,12 +100,17 @@ static bool must_go_on(const struct session_core *core) {
 static void wait_in_os(struct session_core *core) {
     __atomic_store_n(&core->sleeping, 1, __ATOMIC_SEQ_CST);
     while (!must_go_on(core)) {
-        if (cpu_waits_by_halting())
-            timer_sleep_until(timer_now_ns() + SESSION_HALT_NS);
-        else
+        if (!cpu_waits_by_halting()) {
             __builtin_ia32_pause();
+            continue;
+        }
+        /* A wake between the look and the halt must not be missed. */
+        interrupts_off();
+        if (!must_go_on(core)) timer_sleep_until(timer_now_ns() + SESSION_HALT_NS);
+        interrupts_on();
     }
     __atomic_store_n(&core->sleeping, 0, __ATOMIC_SEQ_CST);
+    if (cpu_waits_by_halting()) timer_interrupt_at(UINT64_MAX);
 }
 
 static bool begin_waiting(struct session_core *core) {
@@ -168,8 +173,10 @@ static bool visit(struct session_core *core) {
     core->state = SESSION_CORE_READY;
     core->switches++;
     on_cpu[core->cpu] = core;
+    interrupts_off(); /* the way into ring 3 must not be interrupted; ring 3 itself may be */
     uint32_t how = ring_enter(&core->ring, &ring_cpu[core->cpu]);
     cpu_restore_fs();
+    interrupts_on();
     bool goes_on = how == RING_CAME_BY_CALL ? answer(core) : true;
     return goes_on && !is_over();
 }
@@ -215,6 +222,16 @@ bool cores_step(void) {
         core->state = SESSION_CORE_DONE;
     }
     return true;
+}
+
+bool cores_are_quiet(void) {
+    const struct session_core *core = &session.core[0];
+    if (!session.entered) return true;
+    uint32_t completed = __atomic_load_n(&session.mailbox->call_completed, __ATOMIC_SEQ_CST);
+    bool news = completed != session.seen_completed || (is_over() && !session.verdict_told);
+    session.seen_completed = completed;
+    bool waits = core->cpu != 0 || core->state == SESSION_CORE_DONE || !must_go_on(core);
+    return waits && !news;
 }
 
 void cores_wake(void) {

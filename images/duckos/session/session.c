@@ -182,6 +182,7 @@ bool plat_session_ended(struct duck_fault *verdict) {
     if (!session.exists || __atomic_load_n(&session.verdict_ready, __ATOMIC_ACQUIRE) == 0)
         return false;
     *verdict = session.verdict;
+    session.verdict_told = true;
     return true;
 }
 

@@ -46,10 +46,12 @@ struct session {
     uint32_t ended;    /* 1: every core leaves ring 3 */
     uint32_t returned; /* cores whose entry has returned */
     uint32_t verdict_claimed, verdict_ready;
+    bool verdict_told; /* the core knows it */
     struct duck_fault verdict;
     struct duck_kernel_mailbox *mailbox;
     struct stub_shared *shared;
     uint64_t entered_cycles, left_cycles;
+    uint32_t seen_completed; /* by cores_are_quiet */
     struct paging_space space;
     struct layout layout;
     struct session_core core[CPU_MAX];
