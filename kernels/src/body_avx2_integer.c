@@ -10,6 +10,7 @@
 #include "body_avx2.h"
 
 #define TILE_TOKENS_MAX 4u
+#define BY_COLUMN_TOKENS_MAX 2u
 #define SCALE_BYTES 64u
 #define NIBBLE_BYTES 512u
 
@@ -71,6 +72,91 @@ INLINE void chunk_products(const uint32_t format, const int tokens, const uint8_
     }
 }
 
+/* Four neighbours of an activation in every lane: a load, no arithmetic. */
+INLINE __m256i broadcast_x(const int8_t *x) {
+    return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x));
+}
+
+/* All 32 rows over 32 columns, column by column: few tokens leave room for the sums of all rows, and
+ * then an activation is loaded once for four vectors of rows instead of being kept in memory. */
+INLINE void chunk_products_by_column(const uint32_t format, const int tokens, const uint8_t *chunk,
+                                     const int8_t *const *x,
+                                     __m256i product[][BY_COLUMN_TOKENS_MAX]) {
+    const __m256i low_half = _mm256_set1_epi8(15);
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        __m256i x_low[BY_COLUMN_TOKENS_MAX], x_high[BY_COLUMN_TOKENS_MAX];
+#pragma GCC unroll 2
+        for (int t = 0; t < tokens; t++) {
+            x_low[t] = broadcast_x(x[t] + 8 * c);
+            x_high[t] = broadcast_x(x[t] + 8 * c + 4);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const uint8_t *nibbles = chunk + SCALE_BYTES + 32 * i;
+            __m256i v = _mm256_loadu_si256((const __m256i *)(nibbles + 128 * c));
+            __m256i low = _mm256_and_si256(v, low_half);
+            __m256i high = _mm256_and_si256(_mm256_srli_epi32(v, 4), low_half);
+            if (format == DUCK_FORMAT_Q6) {
+                low = _mm256_or_si256(low, upper_bits(nibbles + NIBBLE_BYTES, c, 0));
+                high = _mm256_or_si256(high, upper_bits(nibbles + NIBBLE_BYTES, c, 1));
+            }
+#pragma GCC unroll 2
+            for (int t = 0; t < tokens; t++) {
+                __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(low, x_low[t]),
+                                               _mm256_maddubs_epi16(high, x_high[t]));
+                if (format == DUCK_FORMAT_Q6) sum = _mm256_madd_epi16(sum, ones);
+                if (c == 0) {
+                    product[i][t] = sum;
+                } else if (format == DUCK_FORMAT_Q6) {
+                    product[i][t] = _mm256_add_epi32(product[i][t], sum);
+                } else {
+                    product[i][t] = _mm256_add_epi16(product[i][t], sum);
+                }
+                /* Here and now: the compiler would add up at the end, and spill until then. */
+                __asm__("" : "+x"(product[i][t]));
+            }
+        }
+    }
+    if (format == DUCK_FORMAT_Q6) return;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 2
+        for (int t = 0; t < tokens; t++) product[i][t] = _mm256_madd_epi16(product[i][t], ones);
+    }
+}
+
+/* One scale block of a panel for one or two tokens: sum[t][i] of 8 rows each. */
+INLINE void block_sums_by_column(const uint32_t format, const int tokens, const uint8_t *codes,
+                                 uint32_t columns, const uint8_t *ahead,
+                                 const struct duck_int8_block *const *x, __m256 sum[][4]) {
+    const int offset = format == DUCK_FORMAT_Q6 ? 32 : 8;
+    for (uint32_t c = 0; c < columns / 32; c++) {
+        __m256i product[4][BY_COLUMN_TOKENS_MAX];
+        const int8_t *values[BY_COLUMN_TOKENS_MAX];
+        for (int t = 0; t < tokens; t++) values[t] = x[t]->x + 32 * c;
+        for (uint32_t line = 0; line < chunk_bytes(format); line += 64) {
+            _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+        }
+        chunk_products_by_column(format, tokens, codes, values, product);
+#pragma GCC unroll 2
+        for (int t = 0; t < tokens; t++) {
+            __m256i correction = _mm256_set1_epi32(offset * x[t]->sum[c]);
+            __m256 x_scale = _mm256_broadcast_ss(&x[t]->scale[c]);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                __m256 row_scale =
+                    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(codes + 16 * i)));
+                __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(product[i][t], correction));
+                sum[t][i] = _mm256_fmadd_ps(exact, _mm256_mul_ps(row_scale, x_scale), sum[t][i]);
+            }
+        }
+        codes += chunk_bytes(format);
+        ahead += chunk_bytes(format);
+    }
+}
+
 /* One scale block of a panel: sum[t][i] of 8 rows each, for tokens t. */
 INLINE void block_sums(const uint32_t format, const int tokens, const uint8_t *codes,
                        uint32_t columns, const uint8_t *ahead,
@@ -129,9 +215,13 @@ INLINE void run_tile(const uint32_t format, const int tokens, const struct duck_
                                                         DUCK_BLOCK);
             for (int i = 0; i < 4; i++) sum[t][i] = _mm256_setzero_ps();
         }
-        block_sums(format, tokens, run->codes + at, columns,
-                   ahead < run_bytes ? run->codes + ahead : run->next + (ahead - run_bytes), x,
-                   sum);
+        const uint8_t *next =
+            ahead < run_bytes ? run->codes + ahead : run->next + (ahead - run_bytes);
+        if (tokens <= (int)BY_COLUMN_TOKENS_MAX) {
+            block_sums_by_column(format, tokens, run->codes + at, columns, next, x, sum);
+        } else {
+            block_sums(format, tokens, run->codes + at, columns, next, x, sum);
+        }
         __m256 block_scale = _mm256_broadcast_ss(scale + g);
         for (int t = 0; t < tokens; t++) {
             for (int i = 0; i < 4; i++) {
