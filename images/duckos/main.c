@@ -17,9 +17,9 @@
 
 static void say_hello(void) {
     const char *version = options_text("version"), *build = options_text("build");
-    klog("duckos %s %s, started by %s at %p",
-         version == NULL ? "(not signed for a fleet)" : version, build == NULL ? "" : build,
-         handover_name(), (const void *)handover.image_physical);
+    klog("duckos %s%s%s, started by %s at %p", version == NULL ? "of no fleet" : version,
+         build == NULL ? "" : " build ", build == NULL ? "" : build, handover_name(),
+         (const void *)handover.image_physical);
 }
 
 static void obey_poll_option(void) { cpu_wait_by_halting(options_is("poll", "hlt")); }
