@@ -76,6 +76,10 @@ INCLUDE_ARROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         rf"{DUCK}|[a-z0-9_]+\.h|(sys|linux|netinet|arpa|asm|net)/[\w/-]+\.h",
         ("images/duckd", "images/core", "kernels/wire"),
     ),
+    "images/linux": (
+        r"[a-z0-9_]+\.h|(sys|linux|netinet|arpa|net)/[\w/-]+\.h",
+        ("images/linux",),
+    ),
     "images/duckos": (
         rf"{DUCK}|{FREESTANDING}|[a-z0-9_]+\.h",
         ("images/duckos", "images/core", "kernels/wire"),
