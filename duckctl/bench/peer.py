@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,28 @@ def find_ggml() -> Path:
     )
 
 
+# What ggml's CPU library was built for; ducks have the first three.
+DUCK_FEATURES = ("avx2", "fma", "f16c")
+OTHER_FEATURES = ("avx_vnni", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_int8")
+FAIR_BUILD = "CMAKE_ARGS='-DGGML_NATIVE=OFF' pip install --no-binary :all: llama-cpp-python"
+
+
+def ggml_features(library: Path) -> tuple[str, ...]:
+    """Instruction sets that the peer uses, by its own words (ggml_cpu_has_...)."""
+    loaded = ctypes.CDLL(str(library))
+    found = []
+    for name in (*DUCK_FEATURES, *OTHER_FEATURES):
+        has = getattr(loaded, f"ggml_cpu_has_{name}", None)
+        if has is not None and has():
+            found.append(name)
+    return tuple(found)
+
+
+def beyond_ducks(features: tuple[str, ...]) -> tuple[str, ...]:
+    """Instruction sets of the peer that no duck has: its rates are then not those of a duck."""
+    return tuple(name for name in features if name not in DUCK_FEATURES)
+
+
 def _paired(
     ours: Callable[[int], int | None], theirs: Callable[[int], int | None], slices: int
 ) -> tuple[float, float, float, int] | None:
@@ -77,6 +100,7 @@ def measure_ggml(
     """Fused expert, one token, distinct experts in each slice."""
     hidden, rows = shape
     peer = Peer(library)
+    features = ggml_features(library)
     params = 3 * hidden * rows * SLICE_EXPERTS
     size = int(setup.gigabytes * 1e9)
     x = np.random.default_rng(3).normal(0, 1, (1, hidden)).astype(np.float32)
@@ -98,7 +122,7 @@ def measure_ggml(
                     ours, theirs, ratio, slices = row
                     yield PeerRow(
                         fmt, Peer.KINDS[kind], hidden, rows, count, params / ours,
-                        params / theirs, ratio, slices,
+                        params / theirs, ratio, slices, features,
                     )  # fmt: skip
 
 

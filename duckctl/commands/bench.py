@@ -130,10 +130,12 @@ def _memory_rows(
 def _peer_rows(
     setup: Setup, shapes: list[tuple[int, int]], threads: list[int], library: Path | None
 ) -> list[PeerRow]:
-    from duckctl.bench.peer import find_ggml, measure_ggml
-    from duckctl.console import talk
+    from duckctl.bench.peer import FAIR_BUILD, beyond_ducks, find_ggml, ggml_features, measure_ggml
+    from duckctl.console import talk, warn
 
     path = library or find_ggml()
+    if extra := beyond_ducks(ggml_features(path)):
+        warn(f"{path.name} uses {', '.join(extra)}, which no duck has; build it by: {FAIR_BUILD}")
     rows: list[PeerRow] = []
     for shape in shapes:
         talk(f"ggml, {shape[0]}x{shape[1]}")
