@@ -34,6 +34,7 @@ class PeerRow:
     peer_gparam_s: float
     ratio: float
     slices: int
+    peer_features: tuple[str, ...]
 
 
 def find_ggml() -> Path:
