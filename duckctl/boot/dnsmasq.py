@@ -174,7 +174,10 @@ def _boot_lines_of(plan: BootPlan, image: ImageManifest, domain: Domain, who: st
         tags = f"tag:{domain.name},{who},tag:{arch.tag}"
         if arch.over == "http":
             yield f"dhcp-option-force={tags},60,HTTPClient"
-        yield from _lines_of_arch(plan, image, domain, arch, tags)
+        # In proxy mode dnsmasq leaves "next server" empty, and iPXE's ROM then takes no file.
+        server = f",,{domain.host_address}" if plan.mode_of(domain) == "proxy" else ""
+        for line in _lines_of_arch(plan, image, domain, arch, tags):
+            yield line + server
 
 
 def _lines_of_arch(
