@@ -106,9 +106,12 @@ def _log(folder: LabFolder, role: str) -> Path:
 def router_config(folder: LabFolder, state: VmState) -> str:
     """dnsmasq as the DHCP server that was there before duckctl: addresses, and nothing to boot."""
     lines = ["port=0", "bind-interfaces", "no-ping", "user=root", "log-dhcp", "log-facility=-"]
+    # As home routers do; iPXE waits 13 s where nobody answers its router solicitation.
+    lines += ["enable-ra"]
     lines += [f"dhcp-leasefile={folder.root}/router.leases", "pid-file="]
     for domain in range(1, state.shape.domains + 1):
         lines += [f"interface=lan{domain}", f"dhcp-range=198.18.{domain}.0,static"]
+        lines += [f"dhcp-range=::,constructor:lan{domain},ra-only"]
     lines += [
         f"dhcp-host={duck.mac},{duck.address},{duck.name},{LEASE_MINUTES}m" for duck in state.ducks
     ]

@@ -41,7 +41,7 @@ def guest_command(
         program(QEMU) or QEMU,
         *("-name", mark_of(state, duck)),
         *("-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"),
-        *("-machine", "q35,usb=off", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("-machine", "q35,usb=off,graphics=off", "-accel", "tcg,thread=multi", "-cpu", "max"),
         *("-smp", str(duck.cores), "-m", f"{duck.memory_mib}M"),
         *("-chardev", f"file,id=log,path={_quoted(folder.log(duck.name))},append=on"),
         *("-serial", "chardev:log"),

@@ -54,6 +54,7 @@ def wiring(state: VmState) -> dict[str, list[str]]:
             lines["lan"] += [
                 f"link set lan{domain} up",
                 f"addr add {plans.router_address(domain)}/24 brd + dev lan{domain}",
+                f"addr add 2001:db8:{domain}::2/64 dev lan{domain} nodad",
             ]
     for duck in state.ducks:
         _plug_in(state, duck, lines)

@@ -30,7 +30,7 @@ STAGES = ("dhcp", "boot_file", "image", "hello")
 LOOK_S = 0.02
 BOOT_TIMEOUT_S = 180.0
 POWER_ON = re.compile(r"^---- power on at ([\d.]+) ----$", re.M)
-IMAGE_LINE = re.compile(r"^(duckos |duckd ready|\[ *\d+\.\d+\] Linux version)", re.M)
+IMAGE_LINE = re.compile(r"duckos \d+\.\d|duckd ready|\] Linux version", re.M)
 ADDRESS_END = r"(?![\d.])"
 
 
