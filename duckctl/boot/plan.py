@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +19,7 @@ Mode = Literal["dhcp", "proxy", "off"]
 Unknown = Literal["discover", "boot", "ignore"]
 
 HTTP_PORT = 80
+SIOCGIFADDR = 0x8915
 IPXE_DIRS = (Path("/usr/lib/ipxe"), Path("/usr/share/ipxe"), Path("/usr/lib/ipxe/qemu"))
 IPXE_FILES = ("undionly.kpxe", "snponly.efi", "ipxe.efi")
 
@@ -127,9 +132,8 @@ def boot_paths(fleet: Fleet) -> BootPaths:
 
 
 def find_interfaces(fleet: Fleet, sysfs: Path = Path("/sys")) -> dict[str, str]:
-    """This machine's interface of each domain: by PCI address, by MAC, by name, in this order.
-
-    Names change with kernels, so a name alone is only taken when nothing better is given.
+    """This machine's interface of each domain: by PCI address, else MAC, else name, else the one
+    that has the host's address. Names change with kernels, so what is better comes first.
     """
     found: dict[str, str] = {}
     ports = sorted((sysfs / "class/net").glob("*"))
@@ -146,7 +150,21 @@ def find_interfaces(fleet: Fleet, sysfs: Path = Path("/sys")) -> dict[str, str]:
             found[domain.name] = macs[domain.host_mac]
         elif domain.host_mac is None and domain.host_nic in {port.name for port in ports}:
             found[domain.name] = str(domain.host_nic)
+        elif domain.host_mac is None and domain.host_nic is None:
+            names = [port.name for port in ports if _address_of(port.name) == domain.host_address]
+            found.update({domain.name: name for name in names[:1]})
     return found
+
+
+def _address_of(interface: str) -> IPv4Address | None:
+    """The first IPv4 address of an interface of this network namespace (netdevice(7))."""
+    request = struct.pack("16s24x", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as question:
+        try:
+            answer = fcntl.ioctl(question, SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return IPv4Address(answer[20:24])
 
 
 def _first_line(path: Path) -> str:
