@@ -56,6 +56,10 @@ void cpu_allow_page_rights(void) {
     __asm__ volatile("movq %0, %%cr0" ::"r"(cr0 | CR0_WRITE_PROTECT));
 }
 
+void cpu_use_tables(uint64_t root) { __asm__ volatile("movq %0, %%cr3" ::"r"(root) : "memory"); }
+
+void cpu_flush_page(uint64_t virtual) { __asm__ volatile("invlpg (%0)" ::"r"(virtual) : "memory"); }
+
 static void read_model(void) {
     if (cpuid(0x80000000, 0).a >= 0x80000004) {
         for (uint32_t i = 0; i < 3; i++) {

@@ -63,6 +63,9 @@ void cpu_halt_others(void); /* panic: NMI, they never run again */
 /* Before paging: what page tables may use. */
 bool cpu_has_1g_pages(void);
 void cpu_allow_page_rights(void); /* NX and write protection */
+/* For memory/paging.c: this core's page tables, and forgetting one page of them. */
+void cpu_use_tables(uint64_t root);
+void cpu_flush_page(uint64_t virtual);
 
 /* ---- around ring 3 --------------------------------------------------------------------------- */
 /* Where the next trap from ring 3 on this core puts its frame (TSS.RSP0). At start: a trap stack

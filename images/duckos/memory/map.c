@@ -155,6 +155,7 @@ enum memory_plan_result memory_plan_make(struct memory_ranges *usable,
                                          const struct memory_ranges *reserved,
                                          struct memory_plan *plan) {
     memset(plan, 0, sizeof *plan);
+    if (reserved->dropped != 0) return MEMORY_PLAN_TOO_LONG;
     memory_ranges_clean(usable, reserved);
     for (uint32_t i = 0; i < usable->count; i++) plan->usable_bytes += usable->range[i].bytes;
     plan->start_page = find_start_page(usable);

@@ -34,6 +34,7 @@ enum memory_plan_result {
     MEMORY_PLAN_OK = 0,
     MEMORY_PLAN_NO_ARENA = 1,  /* no MEMORY_ARENA_BYTES_MIN in one piece below 4 GiB */
     MEMORY_PLAN_NO_WINDOW = 2, /* nothing is left for sessions */
+    MEMORY_PLAN_TOO_LONG = 3,  /* a reserved range found no place in its list */
 };
 
 /* Adds a range, joining it to the last one when they touch. Empty and wrapping ranges are ignored,

@@ -105,6 +105,7 @@ const char *memory_build(uint64_t *root, uint8_t **stack) {
     switch (memory_plan_make(&handover.usable, &handover.reserved, &plan)) {
     case MEMORY_PLAN_NO_ARENA: return "no 8 MiB of free memory in one piece below 4 GiB";
     case MEMORY_PLAN_NO_WINDOW: return "no free memory for sessions";
+    case MEMORY_PLAN_TOO_LONG: return "the firmware's memory map has too many entries";
     case MEMORY_PLAN_OK: break;
     }
     paging_init(pool_pages(), cpu_has_1g_pages());

@@ -157,10 +157,6 @@ enum paging_result paging_map(struct paging_space *space, uint64_t virtual, uint
     return PAGING_OK;
 }
 
-static void flush_page(uint64_t virtual) {
-    __asm__ volatile("invlpg (%0)" ::"r"(virtual) : "memory");
-}
-
 /* The present entry that maps `virtual`, whatever its level; NULL = not mapped. */
 static uint64_t *mapping_of(const struct paging_space *space, uint64_t virtual, uint32_t *level) {
     uint64_t *table = table_of(space->root);
@@ -181,7 +177,7 @@ enum paging_result paging_unmap(struct paging_space *space, uint64_t virtual, ui
         uint64_t step = entry == NULL ? PAGE_BYTES : level_bytes(level);
         if (virtual % step != 0 || bytes < step) return PAGING_REFUSED; /* part of a large page */
         if (entry != NULL) *entry = 0;
-        flush_page(virtual);
+        cpu_flush_page(virtual);
         virtual += step;
         bytes -= step;
     }
@@ -236,6 +232,4 @@ struct paging_space *paging_kernel_space(void) { return &kernel; }
 uint32_t paging_pool_left(void) { return pool_count; }
 bool paging_has_1g(void) { return large_1g; }
 
-void paging_switch(const struct paging_space *space) {
-    __asm__ volatile("movq %0, %%cr3" ::"r"(space->root) : "memory");
-}
+void paging_switch(const struct paging_space *space) { cpu_use_tables(space->root); }

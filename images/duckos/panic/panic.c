@@ -15,19 +15,24 @@
 #include <string.h>
 
 static void (*sender)(const char *text, size_t bytes);
-static bool in_panic;
+static uint32_t panic_core = UINT32_MAX;
 
 void panic_sender(void (*send)(const char *text, size_t bytes)) { sender = send; }
 
-/* Only one panic is reported: a second one, out of the first or on another core, ends here. */
+/* One panic is reported. Another core's waits for the reboot; one out of the report itself ends it. */
 static void enter(void) {
+    uint32_t nobody = UINT32_MAX, self = cpu_index();
     interrupts_off();
-    if (__atomic_exchange_n(&in_panic, true, __ATOMIC_ACQ_REL)) acpi_reset();
+    if (!__atomic_compare_exchange_n(&panic_core, &nobody, self, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) {
+        if (nobody == self) acpi_reset();
+        for (;;) __asm__ volatile("cli; hlt");
+    }
     cpu_halt_others();
     console_break_lock();
 }
 
-/* Addresses as offsets in duckos.elf, for `addr2line -e duckos.elf`. */
+/* Addresses are those of duckos.elf: `addr2line -e duckos.elf` or its map tell the function. */
 static bool is_text(uint64_t address) {
     return address >= (uint64_t)image_start && address < (uint64_t)_text_end;
 }
