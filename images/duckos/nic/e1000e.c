@@ -79,6 +79,7 @@ struct e1000e {
     struct nic_memory memory;
     uint32_t receive_next; /* the descriptor of the oldest frame */
     uint32_t released;     /* descriptors behind it that the device has not been told of */
+    bool in_long_frame;    /* the descriptors before belong to a frame longer than a buffer */
     uint32_t send_next;    /* = tail */
     uint32_t send_oldest;  /* the oldest descriptor that may still be the device's */
     bool is_pch;
@@ -163,6 +164,7 @@ static void start_receiver(struct e1000e *e1000e, bool jumbo) {
     uint64_t base = nic_dma(e1000e->receive);
     for (uint32_t index = 0; index < count; index++) give_to_device(e1000e, index);
     e1000e->receive_next = e1000e->released = 0;
+    e1000e->in_long_frame = false;
     intel_write(registers, CHECKSUM_CONTROL, 0);
     intel_write(registers, FILTER_CONTROL, 0); /* legacy descriptors */
     intel_write(registers, RECEIVE_DELAY, 0);
@@ -253,10 +255,14 @@ static void e1000e_release(struct nic *nic) {
     if (++e1000e->released >= NIC_REFILL_FRAMES) e1000e_refill(nic);
 }
 
-/* Whether the descriptor holds a frame to hand out; what it is otherwise is counted. */
+/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame longer
+ * than a buffer takes several descriptors: only its last one is marked as an end. */
 static bool is_good(struct nic *nic, uint8_t status, uint8_t errors, uint32_t bytes) {
-    if ((status & RECEIVED_END) == 0)
-        nic->count.oversized++;
+    struct e1000e *e1000e = nic->state;
+    bool is_end = (status & RECEIVED_END) != 0, is_part = e1000e->in_long_frame || !is_end;
+    e1000e->in_long_frame = !is_end;
+    if (is_part)
+        nic->count.oversized += is_end;
     else if ((errors & RECEIVE_ERRORS) != 0)
         nic->count.descriptor_errors++;
     else if (bytes < NIC_HEADER_BYTES)

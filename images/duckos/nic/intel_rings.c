@@ -69,6 +69,7 @@ struct intel_rings {
     struct nic_memory memory;
     uint32_t receive_next; /* the descriptor of the oldest frame */
     uint32_t released;     /* descriptors behind it that the device has not been told of */
+    bool in_long_frame;    /* the descriptors before belong to a frame longer than a buffer */
     uint32_t send_next;    /* = tail */
     uint32_t send_oldest;  /* the oldest descriptor that may still be the device's */
 };
@@ -106,6 +107,7 @@ static enum nic_status start_receiver(struct intel_rings *rings) {
     uint64_t base = nic_dma(rings->receive);
     for (uint32_t index = 0; index < count; index++) give_to_device(rings, index);
     rings->receive_next = rings->released = 0;
+    rings->in_long_frame = false;
     intel_write(registers, CHECKSUM_CONTROL, 0);
     intel_write(registers, LONGEST_FRAME, TAGGED_FRAME_BYTES_MAX);
     intel_write(registers, RECEIVE_BASE_LOW, (uint32_t)base);
@@ -177,10 +179,14 @@ static void release(struct nic *nic) {
     if (++rings->released >= NIC_REFILL_FRAMES) refill(nic);
 }
 
-/* Whether the descriptor holds a frame to hand out; what it is otherwise is counted. */
+/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame longer
+ * than a buffer takes several descriptors: only its last one is marked as an end. */
 static bool is_good(struct nic *nic, uint32_t status, uint32_t bytes) {
-    if ((status & RECEIVED_END) == 0)
-        nic->count.oversized++;
+    struct intel_rings *rings = nic->state;
+    bool is_end = (status & RECEIVED_END) != 0, is_part = rings->in_long_frame || !is_end;
+    rings->in_long_frame = !is_end;
+    if (is_part)
+        nic->count.oversized += is_end;
     else if ((status & RECEIVE_ERROR) != 0)
         nic->count.descriptor_errors++;
     else if (bytes < NIC_HEADER_BYTES)
