@@ -3,10 +3,12 @@
 // The port on plain UDP sockets: sendmmsg and recvmmsg, no privileges.
 #include "port.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
 #include <cerrno>
 #include <cstring>
 #include <linux/errqueue.h>
+#include <linux/udp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -21,6 +23,10 @@ constexpr size_t kTransmitBuffers = 256;
 constexpr size_t kTransmitEntries = 1024; // (buffer, peer) pairs queued at most
 constexpr size_t kTransmitBatch = 64;     // packets per sendmmsg
 constexpr int kErrorQueueReads = 8;
+// Of one segmented message: below the 64 KiB of an IP packet; the system takes 64 segments or more,
+// which is a batch.
+constexpr uint32_t kSegmentedBytesMax = 65000;
+static_assert(kTransmitBatch <= 64, "a message may have all packets of a batch as segments");
 
 class Descriptor {
   public:
@@ -43,6 +49,8 @@ sockaddr_in socket_address(const Peer &peer) {
     address.sin_port = peer.port;
     return address;
 }
+
+bool same_peer(const Peer &a, const Peer &b) { return a.address == b.address && a.port == b.port; }
 
 class UdpPort final : public Port {
   public:
@@ -140,41 +148,98 @@ class UdpPort final : public Port {
         Peer peer;
     };
 
-    // Packets sent, or -1 when the socket takes no more now.
+    // Entries sent, or -1 when the socket takes no more now. Packets of one peer that are equally
+    // long leave as one message, which the system cuts again (UDP_SEGMENT, udp(7)): a message costs
+    // about as much as a packet.
     int send_batch() {
-        size_t count = entries_used_ - entries_sent_;
-        if (count > kTransmitBatch) count = kTransmitBatch;
-        for (size_t i = 0; i < count; i++) {
-            const Entry &entry = entry_[entries_sent_ + i];
-            transmit_to_[i] = socket_address(entry.peer);
-            transmit_part_[i] = {entry.data, entry.bytes};
-            transmit_head_[i] = {};
-            transmit_head_[i].msg_hdr.msg_name = &transmit_to_[i];
-            transmit_head_[i].msg_hdr.msg_namelen = sizeof transmit_to_[i];
-            transmit_head_[i].msg_hdr.msg_iov = &transmit_part_[i];
-            transmit_head_[i].msg_hdr.msg_iovlen = 1;
-        }
+        const size_t count = std::min(entries_used_ - entries_sent_, kTransmitBatch);
+        const size_t messages = make_messages(count);
         int sent =
-            sendmmsg(socket_.get(), transmit_head_, static_cast<unsigned>(count), MSG_DONTWAIT);
-        if (sent < 0) {
-            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return -1;
-            // An error that belongs to this packet (or an ICMP note about an earlier one): the
-            // packet counts as lost, its repetition timer repairs it.
-            if (errno == ECONNREFUSED) {
-                read_error_queue();
-                return 0;
-            }
-            counters_.send_errors.add();
-            if (errno == EMSGSIZE) counters_.too_large.add();
-            counters_.last_errno.set(static_cast<uint64_t>(errno));
-            return 1;
-        }
+            sendmmsg(socket_.get(), transmit_head_, static_cast<unsigned>(messages), MSG_DONTWAIT);
+        if (sent < 0) return send_failed();
         uint64_t bytes = 0;
-        for (int i = 0; i < sent; i++) bytes += transmit_part_[i].iov_len;
+        size_t packets = 0;
+        for (int i = 0; i < sent; i++) {
+            const msghdr &head = transmit_head_[i].msg_hdr;
+            for (size_t part = 0; part < head.msg_iovlen; part++)
+                bytes += head.msg_iov[part].iov_len;
+            packets += head.msg_iovlen;
+        }
+        keep_order(count);
         counters_.last_errno.set(0);
-        counters_.packets_sent.add(static_cast<uint64_t>(sent));
+        counters_.packets_sent.add(packets);
         counters_.bytes_sent.add(bytes);
-        return sent;
+        return static_cast<int>(packets);
+    }
+
+    // Orders the next `count` entries into messages and parts; the number of messages.
+    size_t make_messages(size_t count) {
+        const Entry *entry = entry_ + entries_sent_;
+        bool is_taken[kTransmitBatch] = {};
+        size_t messages = 0, parts = 0;
+        for (size_t first = 0; first < count; first++) {
+            if (is_taken[first]) continue;
+            const size_t begin = parts;
+            const uint32_t segment = entry[first].bytes;
+            uint32_t total = 0;
+            bool is_full = false;
+            for (size_t i = first; i < count && !is_full; i++) {
+                if (is_taken[i] || !same_peer(entry[i].peer, entry[first].peer)) continue;
+                if (entry[i].bytes > segment || total + entry[i].bytes > kSegmentedBytesMax) break;
+                is_taken[i] = true;
+                transmit_part_[parts] = {entry[i].data, entry[i].bytes};
+                ordered_[parts++] = entry[i];
+                total += entry[i].bytes;
+                // A shorter packet can only be the last one.
+                is_full = entry[i].bytes < segment || !has_segmentation_;
+            }
+            make_message(messages, begin, parts - begin, segment);
+            messages++;
+        }
+        return messages;
+    }
+
+    void make_message(size_t index, size_t begin, size_t parts, uint32_t segment) {
+        transmit_to_[index] = socket_address(ordered_[begin].peer);
+        msghdr head{};
+        head.msg_name = &transmit_to_[index];
+        head.msg_namelen = sizeof transmit_to_[index];
+        head.msg_iov = &transmit_part_[begin];
+        head.msg_iovlen = parts;
+        if (parts > 1) {
+            head.msg_control = transmit_control_[index].bytes;
+            head.msg_controllen = sizeof transmit_control_[index].bytes;
+            cmsghdr *control = CMSG_FIRSTHDR(&head);
+            control->cmsg_level = IPPROTO_UDP;
+            control->cmsg_type = UDP_SEGMENT;
+            control->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+            const uint16_t size = static_cast<uint16_t>(segment);
+            std::memcpy(CMSG_DATA(control), &size, sizeof size);
+        }
+        transmit_head_[index].msg_hdr = head;
+    }
+
+    // What was not sent stays in the queue, in the order in which it was made into messages.
+    void keep_order(size_t count) { std::copy_n(ordered_, count, entry_ + entries_sent_); }
+
+    int send_failed() {
+        const bool was_segmented = transmit_head_[0].msg_hdr.msg_iovlen > 1;
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return -1;
+        // An error that belongs to this packet (or an ICMP note about an earlier one): the
+        // packet counts as lost, its repetition timer repairs it.
+        if (errno == ECONNREFUSED) {
+            read_error_queue();
+            return 0;
+        }
+        if (was_segmented) { // not on this system, or not by this route: each packet by itself
+            has_segmentation_ = false;
+            return 0;
+        }
+        counters_.send_errors.add();
+        if (errno == EMSGSIZE) counters_.too_large.add();
+        counters_.last_errno.set(static_cast<uint64_t>(errno));
+        keep_order(1); // the refused message has one part, and is first
+        return 1;
     }
 
     void read_error_queue() {
@@ -200,7 +265,13 @@ class UdpPort final : public Port {
     std::vector<uint8_t> transmit_room_, receive_room_;
     size_t buffers_used_ = 0, entries_used_ = 0, entries_sent_ = 0;
     Entry entry_[kTransmitEntries];
-    mmsghdr transmit_head_[kTransmitBatch], receive_head_[kReceiveBatch];
+    Entry ordered_[kTransmitBatch];
+    struct SegmentControl {
+        alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(uint16_t))];
+    };
+    SegmentControl transmit_control_[kTransmitBatch] = {};
+    bool has_segmentation_ = true;
+    mmsghdr transmit_head_[kTransmitBatch] = {}, receive_head_[kReceiveBatch];
     iovec transmit_part_[kTransmitBatch], receive_part_[kReceiveBatch];
     sockaddr_in transmit_to_[kTransmitBatch], receive_from_[kReceiveBatch];
     Peer refused_;

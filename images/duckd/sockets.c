@@ -8,13 +8,16 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/udp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define BATCH 32
+#define BATCH 16
 #define SEND_BATCH 64
-#define ROOM 9216 /* more than the longest packet, so that too long ones show their length */
+/* One message: packets of one sender that the system put together (UDP_GRO, udp(7)), at most an IP
+ * packet; so too long packets show their length as well. */
+#define ROOM 65536
 #define RECEIVE_BUFFER_BYTES (64 << 20)
 #define SEND_BUFFER_BYTES (8 << 20)
 #define SEND_WAIT_MS 2
@@ -28,7 +31,9 @@ struct udp_socket {
 static struct udp_socket udp[SOCKETS_MAX];
 static int udp_count;
 
-static uint8_t incoming[BATCH][ROOM];
+static _Alignas(64) uint8_t incoming[BATCH][ROOM];
+/* A packet whose place in a message is not aligned as a header wants it. */
+static _Alignas(64) uint8_t realigned[ROOM];
 static uint8_t outgoing[SEND_BATCH][DUCK_WIRE_PACKET_BYTES_MAX];
 static struct sockaddr_in outgoing_to[SEND_BATCH];
 static struct iovec outgoing_part[SEND_BATCH];
@@ -58,6 +63,8 @@ static int open_socket(struct sockaddr_in *address, bool shared) {
     }
     set_buffer(fd, SO_RCVBUFFORCE, SO_RCVBUF, RECEIVE_BUFFER_BYTES);
     set_buffer(fd, SO_SNDBUFFORCE, SO_SNDBUF, SEND_BUFFER_BYTES);
+    /* Where the system can't, every message is one packet. */
+    setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on);
     return fd;
 }
 
@@ -93,23 +100,59 @@ int sockets_poll_set(struct pollfd *set) {
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
+/* Bytes of each packet of a message but its last; the whole message when it is one packet. */
+static size_t segment_bytes(struct msghdr *head, size_t bytes) {
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(head); control != NULL;
+         control = CMSG_NXTHDR(head, control)) {
+        if (control->cmsg_level != IPPROTO_UDP || control->cmsg_type != UDP_GRO) continue;
+        int size;
+        memcpy(&size, CMSG_DATA(control), sizeof size);
+        if (size > 0) return (size_t)size;
+    }
+    return bytes;
+}
+
+static int take_message(struct duck_core *core, const struct plat_peer *peer, uint8_t *message,
+                        size_t bytes, size_t segment) {
+    int packets = 1;
+    if (segment >= bytes) {
+        core_packet(core, peer, message, bytes);
+        return packets;
+    }
+    packets = 0;
+    for (size_t at = 0; at < bytes; at += segment) {
+        size_t length = bytes - at < segment ? bytes - at : segment;
+        uint8_t *packet = message + at;
+        if (at % sizeof(uint64_t) != 0) packet = memcpy(realigned, packet, length);
+        core_packet(core, peer, packet, length);
+        packets++;
+    }
+    return packets;
+}
+
 static int receive_batch(struct duck_core *core, const struct udp_socket *from) {
     static struct mmsghdr message[BATCH];
     static struct iovec part[BATCH];
     static struct sockaddr_in sender[BATCH];
+    static _Alignas(struct cmsghdr) uint8_t control[BATCH][CMSG_SPACE(sizeof(int))];
     for (int i = 0; i < BATCH; i++) {
         part[i] = (struct iovec){incoming[i], ROOM};
         message[i].msg_hdr = (struct msghdr){.msg_name = &sender[i],
                                              .msg_namelen = sizeof sender[i],
                                              .msg_iov = &part[i],
-                                             .msg_iovlen = 1};
+                                             .msg_iovlen = 1,
+                                             .msg_control = control[i],
+                                             .msg_controllen = sizeof control[i]};
     }
     int count = recvmmsg(from->fd, message, BATCH, MSG_DONTWAIT, NULL);
+    int packets = 0;
     for (int i = 0; i < count; i++) {
         struct plat_peer peer = {sender[i].sin_addr.s_addr, sender[i].sin_port, from->answers_from};
-        core_packet(core, &peer, incoming[i], message[i].msg_len);
+        size_t bytes = message[i].msg_len;
+        packets += take_message(core, &peer, incoming[i], bytes,
+                                segment_bytes(&message[i].msg_hdr, bytes));
     }
-    return count > 0 ? count : 0;
+    return packets;
 }
 
 int sockets_receive(struct duck_core *core) {
