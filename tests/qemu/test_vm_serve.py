@@ -1,4 +1,4 @@
-"""From nothing: a BIOS and a UEFI box boot through the generated configuration and serve ducklet."""
+"""From nothing: a BIOS and a UEFI box boot by the generated configuration and serve ducklet."""
 
 from __future__ import annotations
 
