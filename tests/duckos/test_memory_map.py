@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import pairwise
 
 import duckos_host
 import pytest
@@ -74,7 +75,7 @@ def make_plan(library: ctypes.CDLL, usable: Spans, reserved: Spans) -> Planned:
 
 def check_invariants(planned: Planned, usable: Spans, reserved: Spans) -> None:
     pieces = sorted(planned.pieces())
-    for (base, size), (following, _) in zip(pieces, pieces[1:], strict=False):
+    for (base, size), (following, _) in pairwise(pieces):
         assert base + size <= following, "two uses of the same memory"
     for base, size in pieces:
         for taken, taken_bytes in (span for span in reserved if span[1] != 0):
