@@ -54,6 +54,8 @@ COMMANDS = (
     CommandEntry("discover", "discover", "List boxes that asked for an address."),
     CommandEntry("adopt", "adopt", "Enter a box into the inventory."),
     CommandEntry("maintenance", "maintenance", "Leave ducks alone while a person works on them."),
+    CommandEntry("host", "host", "Set up the GPU machine by the playbooks, and compare it."),
+    CommandEntry("doctor", "doctor", "Look at this host: what is not as a fleet needs it."),
     CommandEntry("health", "health", "Ask every duck how it is."),
     CommandEntry("power", "power", "Switch ducks on and off, or restart them by their switch."),
     CommandEntry("bench", "bench", "Measure kernels, transport and the whole."),

@@ -95,11 +95,20 @@ def _host_event(kind: str, data: Mapping[str, Any]) -> HostEvent:
         task=str(data.get("task", "")),
         role=str(data.get("role", "")),
         outcome=outcome,
-        message=failure_message(result) if outcome in ("failed", "unreachable") else "",
+        message=_message(outcome, data, result),
         diff=diff_text(result),
         seconds=float(data.get("duration") or 0.0),
         tolerated=bool(data.get("ignore_errors")),
     )
+
+
+def _message(outcome: Outcome, data: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Why a task failed, or what a ``debug`` task says."""
+    if outcome in ("failed", "unreachable"):
+        return failure_message(result)
+    if outcome == "ok" and str(data.get("task_action", "")).endswith("debug"):
+        return str(result.get("msg", ""))[:MESSAGE_CHARACTERS_MAX]
+    return ""
 
 
 def failure_message(result: Mapping[str, Any]) -> str:
