@@ -15,8 +15,9 @@ static struct {
         uint64_t packet_cycles;
     } call[DUCK_KERNEL_SLOTS];
     uint64_t reply_from_cycles; /* a call ended then and nothing was sent since; 0 = none */
-    uint64_t start_cycles_total, start_cycles_max, reply_cycles_total, reply_cycles_max;
-    uint64_t switches, interrupts; /* of sessions that are over */
+    uint64_t start_cycles_total, reply_cycles_total;
+    uint64_t switches;       /* of sessions that are over */
+    struct duck_usage usage; /* of the present session so far, or of the last one */
 } account;
 
 static void add_sample(uint64_t cycles, uint64_t *total, uint64_t *most) {
@@ -55,22 +56,79 @@ void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t 
     *end_ns = now_ns - timer_ns_of_cycles(now_cycles - time.end_cycles);
     if (account.call[slot].kernel_was_idle)
         add_sample(time.start_cycles - arrived, &account.start_cycles_total,
-                   &account.start_cycles_max);
+                   &account.usage.start_cycles_max);
     account.reply_from_cycles = time.end_cycles;
 }
 
 void account_sent(void) {
     if (account.reply_from_cycles == 0) return;
     add_sample(timer_cycles() - account.reply_from_cycles, &account.reply_cycles_total,
-               &account.reply_cycles_max);
+               &account.usage.reply_cycles_max);
     account.reply_from_cycles = 0;
 }
 
-void account_session_over(void) {
-    for (uint32_t i = 0; i < session.core_count; i++) {
-        account.switches += session.core[i].switches;
-        account.interrupts += session.core[i].interrupts;
-    }
+/* ---- the session ----------------------------------------------------------------------------- */
+
+void account_session_begins(void) {
     account.published = 0;
     account.reply_from_cycles = 0;
+    account.usage = (struct duck_usage){.run_mode = session.run_mode};
+}
+
+static uint64_t all_switches(void) {
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < session.core_count; i++) count += session.core[i].switches;
+    return count;
+}
+
+/* Weights, ELF, and what the kernel left in the rest; looked at only after one-shot runs, for it
+ * takes a while. */
+static uint64_t memory_used(void) {
+    const struct layout *layout = &session.layout;
+    uint64_t stacks = (uint64_t)session.core_count * DUCK_KERNEL_STACK_BYTES;
+    return regions_areas()->region_bytes[DUCK_REGION_WEIGHTS] + layout->elf_span +
+           regions_used_bytes(layout->calls_offset, session.calls_bytes) +
+           regions_used_bytes(layout->scratch_offset, layout->scratch_bytes) +
+           regions_used_bytes(layout->stacks_offset, stacks);
+}
+
+static void measure(struct duck_usage *usage) {
+    const struct session_core *first = &session.core[0];
+    bool is_over = __atomic_load_n(&session.verdict_ready, __ATOMIC_ACQUIRE) != 0;
+    if (session.entered)
+        usage->cycles = (is_over ? session.left_cycles : timer_cycles()) - session.entered_cycles;
+    usage->wall_ns = timer_ns_of_cycles(usage->cycles);
+    usage->ring_switches_first = first->cpu == 0 ? first->switches : 0;
+    usage->ring_switches_others = all_switches() - usage->ring_switches_first;
+    usage->interrupts = 0;
+    usage->instructions = 0;
+    for (uint32_t i = 0; i < session.core_count; i++) {
+        usage->interrupts += session.core[i].interrupts;
+        usage->instructions += session.core[i].instructions;
+    }
+    if (is_over && session.run_mode == DUCK_KERNEL_ONE_SHOT && usage->memory_peak_bytes == 0)
+        usage->memory_peak_bytes = memory_used();
+}
+
+void account_session_over(void) {
+    measure(&account.usage);
+    account.switches += all_switches();
+}
+
+/* ---- platform.h ------------------------------------------------------------------------------ */
+
+void plat_session_usage(struct duck_usage *usage) {
+    uint32_t state = usage->state;
+    if (session.exists) measure(&account.usage);
+    *usage = account.usage;
+    usage->state = state;
+    usage->tsc_hz = timer_tsc_hz();
+}
+
+void plat_stats(struct duck_stats *stats) {
+    stats->start_cycles_total = account.start_cycles_total;
+    stats->reply_cycles_total = account.reply_cycles_total;
+    stats->ring_switches = account.switches + (session.exists ? all_switches() : 0);
+    stats->interrupts = (uint32_t)trap_interrupt_count();
+    stats->allocations = (uint32_t)regions_areas()->taken_count;
 }

@@ -3,7 +3,7 @@
  * The regions in the window (areas.c says where), and clearing memory with all cores.
  */
 #include "session/session.h"
-#include "time/timer.h"
+#include "time/watchdog.h"
 
 #include <string.h>
 
@@ -37,6 +37,7 @@ static void clear_units(void *unused) {
         uint64_t at = __atomic_fetch_add(&clearing.next, CLEAR_UNIT_BYTES, __ATOMIC_RELAXED);
         if (at >= clearing.bytes) return;
         uint64_t left = clearing.bytes - at;
+        if (cpu_index() == 0) watchdog_pet();
         memset(clearing.memory + at, 0, left < CLEAR_UNIT_BYTES ? left : CLEAR_UNIT_BYTES);
     }
 }
@@ -65,6 +66,7 @@ static bool is_zero(const uint64_t *words, uint64_t count) {
 uint64_t regions_used_bytes(uint64_t offset, uint64_t bytes) {
     uint64_t used = 0;
     for (uint64_t at = 0; at < bytes; at += LAYOUT_PAGE_BYTES) {
+        watchdog_pet();
         const uint64_t *page = (const uint64_t *)(const void *)(memory_window() + offset + at);
         if (!is_zero(page, LAYOUT_PAGE_BYTES / sizeof *page)) used += LAYOUT_PAGE_BYTES;
     }

@@ -149,6 +149,8 @@ enum duck_status plat_session_start(const struct plat_session_request *request,
     session.exists = true;
     session.run_mode = request->run_mode;
     session.core_count = request->core_count;
+    session.calls_bytes = request->calls_bytes;
+    account_session_begins();
     layout_make(&session.layout, &plan, request, block, 0);
     fill_block(request, &plan, file, block);
     if (!map_all()) {

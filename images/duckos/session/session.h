@@ -50,6 +50,7 @@ struct session {
     struct duck_fault verdict;
     struct duck_kernel_mailbox *mailbox;
     struct stub_shared *shared;
+    uint64_t calls_bytes;
     uint64_t entered_cycles, left_cycles;
     uint32_t seen_completed; /* by cores_are_quiet */
     struct paging_space space;
@@ -81,9 +82,10 @@ void pmu_start(void);   /* on this core: count those of ring 3 from zero */
 uint64_t pmu_instructions(void);
 
 /* ---- account.c ------------------------------------------------------------------------------- */
-void account_packet(void);       /* a datagram is in memory and is about to be handled */
-void account_published(void);    /* the call in it was published */
-void account_sent(void);         /* a datagram was queued in the NIC */
+void account_packet(void);    /* a datagram is in memory and is about to be handled */
+void account_published(void); /* the call in it was published */
+void account_sent(void);      /* a datagram was queued in the NIC */
+void account_session_begins(void);
 void account_session_over(void); /* the session's counters are added up */
 
 #endif
