@@ -97,6 +97,7 @@ def up(
     memory: str = typer.Option("128", "--memory", help="qemu: MiB of each guest."),
     image: str = typer.Option("duckos", "--image", help="qemu: what guests boot; a name or FILE."),
     dispatch: str = typer.Option("broadcast", "--dispatch", help="qemu: of CALLs; or unicast."),
+    off: bool = typer.Option(False, "--off", help="qemu: leave the boxes without power."),
     wait: bool = typer.Option(True, "--wait/--no-wait", help="Wait until every duck answers."),
     state_dir: Path | None = STATE_DIR,
     as_json: bool = AS_JSON,
@@ -120,7 +121,10 @@ def up(
                 ducks=ducks, domains=domains, backend=backend, cores=cores, mtu=mtu, poll=poll,
                 boot=boot, firmware=firmware, nic=nic, memory=memory, dispatch=dispatch,
             ),
-            image, wait, as_json,
+            image,
+            power=not off,
+            wait=wait,
+            as_json=as_json,
         )  # fmt: skip
         return
     if folder.backend() == "qemu":

@@ -54,10 +54,12 @@ def one(text: str, option: str, kinds: object) -> Any:
     return words[0]
 
 
-def up(folder: LabFolder, wanted: VmShape, image: str, wait: bool, as_json: bool) -> None:
+def up(
+    folder: LabFolder, wanted: VmShape, image: str, *, power: bool, wait: bool, as_json: bool
+) -> None:
     """Makes the lab and waits for every duck's answer."""
-    state = lab.up(folder, wanted, image)
-    if wait:
+    state = lab.up(folder, wanted, image, power)
+    if power and wait:
         stages.await_ducks(folder, state, [duck.name for duck in state.ducks])
     report(folder, as_json)
     talk(f"inventory: {folder.inventory}")

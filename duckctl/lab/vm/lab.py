@@ -30,8 +30,11 @@ EARLY_END_S = 0.3  # a wrong command line ends QEMU within this time
 MachineState = Literal["on", "off", "hung"]
 
 
-def up(folder: LabFolder, shape: VmShape, image: str) -> VmState:
-    """Makes the lab, or starts what does not run of it; then every duck is switched on."""
+def up(folder: LabFolder, shape: VmShape, image: str, power: bool = True) -> VmState:
+    """Makes the lab, or starts what does not run of it; then every duck is switched on.
+
+    Without ``power`` ducks stay as they are: off, in a new lab.
+    """
     ducks = plan(shape)
     needs.require(shape)
     with folder.locked():
@@ -56,6 +59,8 @@ def up(folder: LabFolder, shape: VmShape, image: str) -> VmState:
             save(folder, state)
         try:
             state = _make(folder, state)
+            if not power:
+                return state
             return _switch_on(folder, state, [d for d in ducks if _is_off(state, d)])
         except BaseException:
             if not state.is_complete:
