@@ -481,6 +481,11 @@ def _outside(address: IPv4Address, subnet: IPv4Network) -> str:
     return ""
 
 
+def _is_of_lab(duck: Duck) -> bool:
+    """A lab's addresses are made up, and nobody else has them."""
+    return any(power.backend == "lab" for power in duck.power)
+
+
 def _warnings(domains: Mapping[str, Domain], ducks: list[Duck]) -> list[str]:
     """What works, but is known to bite later."""
     found = []
@@ -493,7 +498,7 @@ def _warnings(domains: Mapping[str, Domain], ducks: list[Duck]) -> list[str]:
     for duck in ducks:
         if duck.mac is None and not duck.address.is_loopback:
             found.append(f"{duck.name}: without duck_mac it cannot be booted from the network")
-        elif duck.mac and fields.is_locally_administered(duck.mac):
+        elif duck.mac and fields.is_locally_administered(duck.mac) and not _is_of_lab(duck):
             found.append(
                 f"{duck.name}: {duck.mac} is locally administered; cheap adapters share such ones"
             )

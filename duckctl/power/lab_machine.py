@@ -36,7 +36,7 @@ class LabPower:
                 machines.cycle(self._folder, self._machine)
 
     def _check(self) -> None:
-        if self._folder.load() is None:
+        if not self._folder.backend():
             raise PowerError(
                 f"{self._target.name}: there is no lab in {self._folder.root}",
                 "power backend 'lab' belongs to inventories that `duckctl lab up` wrote",
