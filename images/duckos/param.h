@@ -39,6 +39,7 @@
 
 /* ---- ACPI ------------------------------------------------------------------------------------ */
 #define ACPI_TABLES_MAX 128u
+#define ACPI_IO_APICS_MAX 16u
 #define ACPI_TABLE_BYTES_MAX (4u << 20)
 
 #endif

@@ -11,6 +11,7 @@ import pytest
 from duckos_host import DUCKOS
 
 CPU_MAX = 64
+IO_APICS_MAX = 16
 
 
 class Register(ctypes.Structure):
@@ -27,6 +28,8 @@ class Facts(ctypes.Structure):
         ("cpu_count", ctypes.c_uint32),
         ("cpu_skipped", ctypes.c_uint32),
         ("apic_id", ctypes.c_uint32 * CPU_MAX),
+        ("io_apic_count", ctypes.c_uint32),
+        ("io_apic_address", ctypes.c_uint64 * IO_APICS_MAX),
         ("hpet_address", ctypes.c_uint64),
         ("ecam_address", ctypes.c_uint64),
         ("ecam_first_bus", ctypes.c_uint8),
@@ -113,6 +116,14 @@ def test_cores_are_counted_once(library: ctypes.CDLL) -> None:
     assert results == [True]
     assert facts.apic_id[: facts.cpu_count] == [0, 2, 300]
     assert facts.lapic_address == 0xFEE00000
+
+
+def test_interrupt_controllers_are_found(library: ctypes.CDLL) -> None:
+    """The I/O APICs' addresses, at most sixteen of them."""
+    controllers = [struct.pack("<BBBBII", 1, 12, i, 0, 0xFEC00000 + i, 0) for i in range(20)]
+    _, facts = read(library, madt(*controllers))
+    assert facts.io_apic_count == IO_APICS_MAX
+    assert facts.io_apic_address[1] == 0xFEC00001
 
 
 def test_more_cores_than_places_are_counted_as_skipped(library: ctypes.CDLL) -> None:

@@ -54,6 +54,18 @@ static void read_all(uint64_t list_physical) {
     if (facts.dsdt_address != 0) read_one(facts.dsdt_address);
 }
 
+/* Devices are polled: no line of any I/O APIC may interrupt (82093AA, 3.2: index at 0, data at 10h;
+ * two registers per line from index 10h on, bit 16 masks). Firmware leaves some open. */
+static void mask_lines(uint64_t io_apic) {
+    volatile uint32_t *at = memory_map_device(io_apic, 32);
+    at[0] = 1; /* version: bits 16..23 = index of the last line */
+    uint32_t last = at[4] >> 16 & 0xff;
+    for (uint32_t line = 0; line <= last; line++) {
+        at[0] = 0x10 + 2 * line;
+        at[4] = 1u << 16;
+    }
+}
+
 void acpi_init(void) {
     uint64_t xsdt, rsdt;
     if (!find_root(&xsdt, &rsdt)) {
@@ -61,6 +73,10 @@ void acpi_init(void) {
         return;
     }
     read_all(xsdt != 0 ? xsdt : rsdt);
+    for (uint32_t i = 0; i < facts.io_apic_count; i++) mask_lines(facts.io_apic_address[i]);
+    /* A panic must not need new page tables to reset. */
+    if (facts.reset.address != 0 && facts.reset.space == ACPI_SPACE_MEMORY)
+        memory_map_device(facts.reset.address, 1);
     klog("acpi: %u cores, %s, %s, %s, %s", facts.cpu_count,
          facts.hpet_address != 0 ? "HPET" : "no HPET",
          facts.ecam_address != 0 ? "PCIe configuration space" : "PCI by ports",

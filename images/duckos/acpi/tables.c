@@ -47,7 +47,13 @@ uint32_t acpi_read_list(const uint8_t *table, size_t bytes, uint64_t *out, uint3
 }
 
 /* ---- MADT (5.2.12): which cores there are ---------------------------------------------------- */
-enum { MADT_ENTRIES = 44, MADT_LAPIC = 0, MADT_LAPIC_ADDRESS = 5, MADT_X2APIC = 9 };
+enum {
+    MADT_ENTRIES = 44,
+    MADT_LAPIC = 0,
+    MADT_IO_APIC = 1,
+    MADT_LAPIC_ADDRESS = 5,
+    MADT_X2APIC = 9,
+};
 #define CPU_ENABLED 1u
 
 static void add_cpu(struct acpi_facts *facts, uint32_t id, uint32_t flags) {
@@ -71,6 +77,9 @@ static bool read_madt(const uint8_t *table, size_t bytes, struct acpi_facts *fac
             add_cpu(facts, entry[3], read_32(entry + 4));
         if (entry[0] == MADT_X2APIC && entry_bytes >= 16)
             add_cpu(facts, read_32(entry + 4), read_32(entry + 8));
+        if (entry[0] == MADT_IO_APIC && entry_bytes >= 12 &&
+            facts->io_apic_count < ACPI_IO_APICS_MAX)
+            facts->io_apic_address[facts->io_apic_count++] = read_32(entry + 4);
         if (entry[0] == MADT_LAPIC_ADDRESS && entry_bytes >= 12)
             facts->lapic_address = read_64(entry + 4);
         at += entry_bytes;

@@ -26,6 +26,8 @@ struct acpi_facts {
     uint32_t cpu_count;
     uint32_t cpu_skipped; /* enabled ones that are too many */
     uint32_t apic_id[CPU_MAX];
+    uint32_t io_apic_count;
+    uint64_t io_apic_address[ACPI_IO_APICS_MAX];
     /* HPET */
     uint64_t hpet_address;
     /* MCFG: configuration space of PCI segment 0; address 0 = only ports 0xCF8/0xCFC */

@@ -7,15 +7,21 @@
 #include "boot/handover.h"
 #include "console/serial.h"
 #include "cpu/cpu.h"
+#include "cpu/port.h"
 #include "main.h"
 #include "memory/arena.h"
 #include "memory/image.h"
 
-/* There is no console yet, and a machine that nobody watches should try again. */
+#define STOP_PORT_WRITES 10000000u /* about a microsecond each */
+
+/* There is no console and no clock yet; a machine that nobody watches should try again. */
 static _Noreturn void stop(const char *why) {
     serial_write("duckos can't start: ");
     serial_write(why);
-    serial_write("\n");
+    serial_write("\r\n");
+    for (uint32_t i = 0; i < STOP_PORT_WRITES; i++) port_out_8(0x80, 0);
+    port_out_8(0xcf9, 0x02); /* Intel chipsets: full reset */
+    port_out_8(0xcf9, 0x06);
     for (;;) __asm__ volatile("cli; hlt");
 }
 

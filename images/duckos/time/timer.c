@@ -25,7 +25,8 @@ static uint64_t tsc_hz, tsc_start;
 static const char *source;
 /* ns = cycles * ns_scale >> SCALE_SHIFT and so on, in 128 bits: no division per call. */
 #define SCALE_SHIFT 30u
-static uint64_t ns_scale, cycles_scale, apic_scale;
+static uint64_t ns_scale, apic_scale;
+static uint64_t cycles_scale = 3ull << SCALE_SHIFT; /* until timer_init: a guess, for panics */
 
 static bool use_deadline;
 static uint64_t alarm_ns[CPU_MAX]; /* timer_interrupt_at */
