@@ -90,6 +90,7 @@ class Course:
     looked_s: float = -1e9
     looking: bool = False
     settled: bool = False
+    failure: DuckRecord | None = None  # when it was given up
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,8 @@ class Engine:
             if record.state is State.FAILED and not course.settled:
                 failed.append(course)
             else:
-                course.settled = course.settled and record.state not in WAITING
+                if before.is_up and record.state in WAITING:
+                    course.settled = False  # it was up, and has started again by itself
                 self._settle(course)
         return failed
 
@@ -286,7 +288,7 @@ class Engine:
         for course in courses:
             is_final = course.record.state is State.FAILED and course.record.step is Step.VERIFY
             if not course.means or (is_final and PROTOCOL not in course.means):
-                course.settled = True
+                course.settled, course.failure = True, course.record
                 continue
             means = course.means.pop(0)
             kind = Kind.REBOOT if means == PROTOCOL else Kind.BOOT
@@ -326,8 +328,14 @@ class Engine:
 
     @property
     def records(self) -> dict[str, DuckRecord]:
-        """The records of all ducks of the run, as they are now."""
-        return {name: course.record for name, course in self._courses.items()}
+        """The records of all ducks of the run; of one that was given up, as it was then.
+
+        A box that starts over and over would be "booting" at whatever moment one looks.
+        """
+        return {
+            name: course.failure if course.failure and not course.record.is_up else course.record
+            for name, course in self._courses.items()
+        }
 
 
 def _opening(plan: DuckPlan, at_s: float) -> list[Event]:
