@@ -123,6 +123,14 @@ static uint32_t kind_of(int signal, const siginfo_t *info, uint64_t address, uin
     return in_stacks && offset % STACK_PITCH < GUARD_BYTES ? DUCK_FAULT_STACK : DUCK_FAULT_MEMORY;
 }
 
+/* One-shot runs: a touch directly behind scratch wants more memory than the run was given. */
+static enum duck_status status_of(uint32_t kind, uint64_t address) {
+    uint64_t behind = address - (uint64_t)(uintptr_t)context->scratch - setup.scratch_bytes;
+    bool beyond = kind == DUCK_FAULT_MEMORY && behind < GUARD_BYTES;
+    return beyond && setup.run_mode == DUCK_KERNEL_ONE_SHOT ? DUCK_ERR_MEMORY_LIMIT
+                                                            : DUCK_ERR_KERNEL_FAULT;
+}
+
 static void on_fault(int signal, siginfo_t *info, void *machine) {
     const ucontext_t *state = machine;
     /* Each core has its own signal stack, so the place of a local variable names the core. */
@@ -132,9 +140,10 @@ static void on_fault(int signal, siginfo_t *info, void *machine) {
     uint64_t address = (uint64_t)(uintptr_t)info->si_addr;
     if (signal == SIGSYS) address = (uint64_t)(uint32_t)info->si_syscall;
     if (signal == SIGFPE || signal == SIGILL || signal == SIGTRAP) address = 0;
+    uint32_t kind = kind_of(signal, info, address, offset);
     struct duck_fault verdict = {
-        .status = DUCK_ERR_KERNEL_FAULT,
-        .fault_kind = kind_of(signal, info, address, offset),
+        .status = status_of(kind, address),
+        .fault_kind = kind,
         .core = core < setup.core_count ? (uint32_t)core : UINT32_MAX,
         .address = address,
         .instruction = offset < elf_span ? offset : UINT64_MAX,
@@ -240,9 +249,43 @@ __asm__(".text\n"
         "    ret\n"
         ".size enter_kernel, . - enter_kernel\n");
 
+/* A one-shot kernel finds call 1 when it is entered. */
+static void wait_for_input(void) {
+    uint64_t waited_ns = 0;
+    while (__atomic_load_n(&mailbox->call_published, __ATOMIC_ACQUIRE) == 0) {
+        if (setup.poll_policy == DUCK_POLL_BLOCK)
+            futex_wait(&mailbox->call_published, 0);
+        else
+            waited_ns += nap(waited_ns);
+    }
+}
+
+/* Pages that hold something other than zeros: what a run has really used of what it was given. */
+static uint64_t used_bytes(const void *memory, uint64_t bytes) {
+    const uint64_t *words = memory;
+    const uint64_t page_words = ELF_PAGE_BYTES / sizeof *words;
+    uint64_t used = 0;
+    for (uint64_t page = 0; page < bytes / ELF_PAGE_BYTES; page++) {
+        uint64_t any = 0;
+        for (uint64_t i = 0; i < page_words; i++) any |= words[page * page_words + i];
+        if (any != 0) used += ELF_PAGE_BYTES;
+    }
+    return used;
+}
+
+static uint64_t memory_used(void) {
+    uint64_t used = elf_span + used_bytes(context->calls, context->calls_bytes) +
+                    used_bytes(context->scratch, context->scratch_bytes);
+    for (uint32_t core = 0; core < setup.core_count; core++)
+        used += used_bytes(stacks + (uint64_t)core * STACK_PITCH + GUARD_BYTES,
+                           DUCK_KERNEL_STACK_BYTES);
+    return used + setup.weights_bytes;
+}
+
 static _Noreturn void run_core(uint32_t core) {
     while (__atomic_load_n(&go, __ATOMIC_ACQUIRE) == 0)
         call4(SYS_futex, (long)&go, FUTEX_WAIT_PRIVATE, 0, 0);
+    if (setup.run_mode == DUCK_KERNEL_ONE_SHOT) wait_for_input();
     if (core == 0) {
         shared->entered_ns = now_ns();
         shared->entered_tsc = __builtin_ia32_rdtsc();
@@ -252,6 +295,7 @@ static _Noreturn void run_core(uint32_t core) {
     if (__atomic_add_fetch(&shared->returned, 1, __ATOMIC_ACQ_REL) == setup.core_count) {
         shared->returned_tsc = __builtin_ia32_rdtsc();
         shared->returned_ns = now_ns();
+        if (setup.run_mode == DUCK_KERNEL_ONE_SHOT) shared->memory_used_bytes = memory_used();
         leave(SESSION_EXIT_RETURNED);
     }
     for (;;) call4(SYS_futex, (long)&go, FUTEX_WAIT_PRIVATE, 1, 0);

@@ -55,6 +55,7 @@ struct session_shared {
     uint32_t reserved;
     uint64_t entered_tsc, returned_tsc; /* one-shot: around the whole run */
     uint64_t entered_ns, returned_ns;
+    uint64_t memory_used_bytes; /* one-shot: at the end */
     struct session_call_time time[DUCK_KERNEL_SLOTS];
 };
 
