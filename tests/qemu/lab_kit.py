@@ -57,10 +57,11 @@ def lab_folder(path: Path) -> Iterator[LabFolder]:
         lab.down(folder)
 
 
-def namespaces() -> set[str]:
-    """Names of this machine's network namespaces."""
+def namespaces_of(lab_id: str) -> set[str]:
+    """Network namespaces of a lab, by the digits in their names."""
     said = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    return {line.split()[0] for line in said.stdout.splitlines() if line}
+    names = {line.split()[0] for line in said.stdout.splitlines() if line}
+    return {name for name in names if name.startswith(f"duck{lab_id}-")}
 
 
 def processes_naming(text: str) -> list[int]:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_kit import PROCESSES, SHAPE, lab_folder, namespaces, processes_naming, why_not
+from lab_kit import PROCESSES, SHAPE, lab_folder, namespaces_of, processes_naming, why_not
 
 from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
 from duckctl.lab import machines
 from duckctl.lab.state import LabError, LabFolder
-from duckctl.lab.vm import lab, network
+from duckctl.lab.vm import lab, machine, network
 from duckctl.lab.vm.state import Namespace, Process, find, load, required, save
 from duckctl.process import boot_id, identify, wait_until
 
@@ -44,9 +44,9 @@ def folder(tmp_path: Path) -> Iterator[LabFolder]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> str:
-    """A file that is no image: these tests look at machines that never get to boot."""
+    """A config block and nothing that runs: these tests look at machines that never boot."""
     path = tmp_path / "empty.img"
-    path.write_bytes(bytes(4096))
+    path.write_bytes(bytes(8192) + b"DUCKCFG1" + bytes(8192))
     return str(path)
 
 
@@ -64,11 +64,10 @@ def test_up_status_exec_down(
     folder: LabFolder, image: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One guest and one process on one bridge: up, seen, reachable from the host, gone."""
-    before = namespaces()
     up = ["--ducks", "2", "--backend", "qemu,process", "--memory", "64", "--image", image]
     assert run(folder, "up", *up, "--no-wait") == ExitCode.OK
     state = required(folder)
-    assert namespaces() - before == {n.name for n in state.namespaces}
+    assert namespaces_of(state.lab_id) == {n.name for n in state.namespaces}
     capfd.readouterr()
     assert run(folder, "status", "--json") == ExitCode.OK
     document: dict[str, Any] = json.loads(capfd.readouterr().out)
@@ -84,7 +83,7 @@ def test_up_status_exec_down(
     again = required(folder)
     assert (again.lab_id, set(again.processes)) == (state.lab_id, set(state.processes))
     assert run(folder, "down") == ExitCode.OK
-    assert namespaces() == before
+    assert namespaces_of(state.lab_id) == set()
     assert processes_naming(str(folder.root)) == []
     assert run(folder, "status") == ExitCode.UNREACHABLE
 
@@ -126,19 +125,20 @@ def test_another_shape_is_refused(folder: LabFolder, capsys: pytest.CaptureFixtu
 
 def test_a_missing_image_leaves_nothing(folder: LabFolder) -> None:
     """An `up` that fails half-way removes what it has made."""
-    before = namespaces()
     with pytest.raises(LabError, match="no image file"):
         lab.up(folder, SHAPE, "/no/such/file")
-    assert namespaces() == before
     assert load(folder) is None
+    assert processes_naming(str(folder.root)) == []
 
 
-def test_a_broken_machine_is_named_with_its_words(folder: LabFolder, tmp_path: Path) -> None:
-    """QEMU that ends at once is reported with what it said."""
-    broken = tmp_path / "broken.img"
-    broken.write_bytes(b"")
-    with pytest.raises(LabError, match=r"d01 ended at once(.|\n)*broken\.img"):
-        lab.up(folder, SHAPE, str(broken))
+def test_a_broken_machine_is_named_with_its_words(
+    folder: LabFolder, image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QEMU that ends at once, here for want of its firmware, is reported with what it said."""
+    monkeypatch.setattr(machine, "OVMF_CODE", Path("/no/such/firmware.fd"))
+    with pytest.raises(LabError, match=r"d01 ended at once(.|\n)*/no/such/firmware\.fd"):
+        lab.up(folder, replace(SHAPE, firmware=("uefi",)), image)
+    assert states(folder) == {"d01": "off"}
 
 
 def test_only_recorded_namespaces_are_removed(folder: LabFolder) -> None:
@@ -151,7 +151,7 @@ def test_only_recorded_namespaces_are_removed(folder: LabFolder) -> None:
         foreign = Namespace(name, inode=1)
         save(folder, replace(state, namespaces=(*state.namespaces, foreign)))
         lab.down(folder)
-        assert name in namespaces()
+        assert Path(f"/run/netns/{name}").exists()
         fresh = Namespace(name)  # never noted: ours only while it is empty
         assert network.is_own(fresh)
         subprocess.run(
@@ -202,7 +202,6 @@ def pids_in(namespace: str) -> list[str]:
 @pytest.mark.slow
 def test_killed_at_any_point_it_is_cleaned_up(folder: LabFolder, image: str) -> None:
     """kill -9 of `lab up` at ten points: `lab down` finds everything; so does the next `lab up`."""
-    before = namespaces()
     up = ["up", "--ducks", "3", "--backend", "qemu,process", "--memory", "64", "--image", image]
     arguments = [sys.executable, "-P", "-m", "duckctl", "lab", *up, "--no-wait"]
     for step in range(10):
@@ -215,20 +214,22 @@ def test_killed_at_any_point_it_is_cleaned_up(folder: LabFolder, image: str) -> 
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert made
+        lab_id = required(folder).lab_id
         if step % 2:
             lab.down(folder)
-            assert namespaces() == before, f"killed at step {step}"
+            assert namespaces_of(lab_id) == set(), f"killed at step {step}"
             assert processes_naming(str(folder.root)) == [], f"killed at step {step}"
         else:
             assert run(folder, *up, "--no-wait") == ExitCode.OK
             assert set(states(folder).values()) == {"on"}
+            lab_ids = {lab_id, required(folder).lab_id}
             lab.down(folder)
-            assert namespaces() == before, f"killed at step {step}, then up"
+            left = set().union(*map(namespaces_of, lab_ids))
+            assert left == set(), f"killed at step {step}, then up"
 
 
 def test_an_interrupted_up_leaves_nothing(folder: LabFolder, image: str) -> None:
     """SIGINT while the lab is made: exit 130, no namespace, no process."""
-    before = namespaces()
     process = subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", "duckctl", "lab", "up", "--backend", "process,qemu"),
@@ -238,12 +239,14 @@ def test_an_interrupted_up_leaves_nothing(folder: LabFolder, image: str) -> None
         text=True,
     )
     assert wait_until(lambda: folder.state_file.exists() or process.poll() is not None, 20)
+    lab_id = required(folder).lab_id
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     if process.returncode == ExitCode.OK:
         return  # it was faster than the signal: an ordinary lab, which the fixture ends
     assert process.returncode == ExitCode.INTERRUPTED, said
-    assert namespaces() == before
+    assert load(folder) is None
+    assert namespaces_of(lab_id) == set()
     assert processes_naming(str(folder.root)) == []
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,6 @@ from duckctl.lab.vm.state import Process, VmState, load, required, save
 from duckctl.process import boot_id, is_stopped, send, tail, wait_until
 
 SIGNAL_TIMEOUT_S = 1.0
-EARLY_END_S = 0.3  # a wrong command line ends QEMU within this time
 MachineState = Literal["on", "off", "hung"]
 
 
@@ -59,13 +59,16 @@ def up(folder: LabFolder, shape: VmShape, image: str, power: bool = True) -> VmS
             save(folder, state)
         try:
             state = _make(folder, state)
-            if not power:
-                return state
-            return _switch_on(folder, state, [d for d in ducks if _is_off(state, d)])
+            chosen = [duck for duck in ducks if power and _is_off(state, duck)]
+            state = _switch_on(folder, state, chosen)
         except BaseException:
             if not state.is_complete:
                 _tear_down(folder, load(folder) or state)
             raise
+    if power and not chosen:
+        talk(f"all {len(ducks)} ducks have power already")
+    _refuse_early_end(folder, state, chosen)
+    return state
 
 
 def _process_ducks(folder: LabFolder) -> Sequence[LabDuck]:
@@ -81,7 +84,8 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
         make_key(folder.key_file)
     check_key(folder.key_file)
     folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
-    boot.prepare_image(folder, state.image)
+    if "qemu" in state.shape.kinds:
+        boot.prepare_image(folder, state.image)
     for service in boot.services(folder, state):
         if state.running(service.role) is None:
             state = start(
@@ -138,7 +142,10 @@ def switch_on(folder: LabFolder, names: Sequence[str]) -> VmState:
     """Gives power to the named ducks; those that have it are left alone."""
     with folder.locked():
         state = required(folder)
-        return _switch_on(folder, state, [d for d in _chosen(state, names) if _is_off(state, d)])
+        chosen = [duck for duck in _chosen(state, names) if _is_off(state, duck)]
+        state = _switch_on(folder, state, chosen)
+    _refuse_early_end(folder, state, chosen)
+    return state
 
 
 def switch_off(folder: LabFolder, names: Sequence[str]) -> VmState:
@@ -155,7 +162,9 @@ def cycle(folder: LabFolder, names: Sequence[str]) -> VmState:
         state = required(folder)
         chosen = _chosen(state, names)
         finish(state, [machine.role_of(duck) for duck in chosen], is_gentle=False)
-        return _switch_on(folder, state, chosen)
+        state = _switch_on(folder, state, chosen)
+    _refuse_early_end(folder, state, chosen)
+    return state
 
 
 def reset(folder: LabFolder, names: Sequence[str]) -> VmState:
@@ -200,10 +209,6 @@ def _chosen(state: VmState, names: Sequence[str]) -> list[VmDuck]:
 def _switch_on(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> VmState:
     for duck in ducks:
         state = _start_duck(folder, state, duck)
-    if ducks:
-        _refuse_early_end(folder, state, ducks)
-    else:
-        talk(f"all {len(state.ducks)} ducks have power already")
     return state
 
 
@@ -236,13 +241,19 @@ def monitor_log(folder: LabFolder, duck: VmDuck) -> Path:
 
 
 def _refuse_early_end(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> None:
-    def dead() -> list[VmDuck]:
-        return [duck for duck in ducks if _is_off(state, duck)]
+    """Raises LabError for a machine that QEMU could not make. Takes a while: not under the lock."""
+    for duck in ducks:
+        if duck.kind == "qemu" and not _is_off(state, duck):
+            with suppress(qmp.QmpError):  # it answers when the machine is made
+                qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")
+        if _is_off(state, duck):
+            raise LabError(f"{duck.name} ended at once; {last_words(folder, duck)}")
 
-    wait_until(lambda: bool(dead()), EARLY_END_S)
-    for duck in dead():
-        log = folder.log(duck.name) if duck.kind == "process" else monitor_log(folder, duck)
-        raise LabError(f"{duck.name} ended at once; the end of {log}:\n{tail(log)}")
+
+def last_words(folder: LabFolder, duck: VmDuck) -> str:
+    """The ends of a duck's logs."""
+    logs = [folder.log(duck.name)] + ([monitor_log(folder, duck)] if duck.kind == "qemu" else [])
+    return "\n".join(f"the end of {log}:\n{tail(log)}" for log in logs)
 
 
 def require_inside(state: VmState) -> list[str]:

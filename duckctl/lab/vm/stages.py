@@ -24,7 +24,6 @@ from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import lab, machine
 from duckctl.lab.vm.shape import VmDuck
 from duckctl.lab.vm.state import VmState
-from duckctl.process import tail
 
 STAGES = ("dhcp", "boot_file", "image", "hello")
 LOOK_S = 0.02
@@ -113,8 +112,7 @@ def await_ducks(
         if not health.reachable:
             raise LabError(
                 f"{duck.name} {health.problem}; it got as far as: "
-                f"{watch.timings[duck.name].last()}; the end of {folder.log(duck.name)}:\n"
-                f"{tail(folder.log(duck.name))}"
+                f"{watch.timings[duck.name].last()}; {lab.last_words(folder, duck)}"
             )
         if health.problem:
             talk(f"{duck.name} {health.problem}")
@@ -125,6 +123,7 @@ class _Watch:
     """All logs of a lab, and what they tell of the ducks that boot."""
 
     def __init__(self, folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> None:
+        self.folder = folder
         self.state = state
         self.ducks = ducks
         self.timings: dict[str, Timing] = {}
@@ -150,7 +149,8 @@ class _Watch:
                 self._read(text, now)
         for duck in self.ducks:
             if self.state.running(machine.role_of(duck)) is None:
-                raise LabError(f"{duck.name} ended while it booted", "duckctl lab status")
+                words = lab.last_words(self.folder, duck)
+                raise LabError(f"{duck.name} ended while it booted; {words}")
 
     def _read(self, text: str, now: float) -> None:
         for duck in self.ducks:
