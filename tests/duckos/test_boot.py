@@ -54,6 +54,32 @@ def test_kernel_boot_on_a_cpu_without_avx_and_large_pages(image: Path, tmp_path:
         guest.wait_for("2 MiB pages")
 
 
+@pytest.mark.parametrize(
+    ("machine", "source"),
+    [
+        (("-M", "pc"), "HPET"),
+        (("-M", "pc,hpet=off"), "ACPI timer"),
+        (("-no-acpi", "-M", "pc,hpet=off"), "PIT"),
+    ],
+)
+def test_the_clock_is_measured_against_what_is_there(
+    image: Path, tmp_path: Path, machine: tuple[str, ...], source: str
+) -> None:
+    """HPET, ACPI timer and PIT find the same TSC frequency, within 3 %."""
+    with Guest(tmp_path, "-kernel", image, *machine) as guest:
+        guest.wait_for(UP)
+        measured = guest.wait_for(rf"timer: TSC (\d+) MHz by {source}")
+    with Guest(tmp_path, "-kernel", image, "-M", "q35") as other:
+        known = other.wait_for(r"timer: TSC (\d+) MHz by HPET")
+    assert abs(int(measured[1]) / int(known[1]) - 1) < 0.03
+
+
+def test_too_little_memory_is_said(image: Path, tmp_path: Path) -> None:
+    """8 MB are not enough for anything: the serial line says so, and nothing runs."""
+    with Guest(tmp_path, "-kernel", image, memory="8M") as guest:
+        guest.wait_for("duckos can't start: no 8 MiB of free memory in one piece below 4 GiB")
+
+
 def test_the_command_line_is_obeyed(image: Path, tmp_path: Path) -> None:
     """Options of the loader arrive; one that does not exist is named."""
     line = "cores=2 watchdog=off nonsense=1"
