@@ -22,20 +22,20 @@ from duckctl.lab.vm.state import VmState
 from duckctl.process import tail, wait_until
 
 SERVICES_TIMEOUT_S = 15.0
-DHCP_PORT, WAKE_PORT = 67, 9
+DHCP_PORT, TFTP_PORT, WAKE_PORT = 67, 69, 9
 LEASE_MINUTES = 60
 RETRY_MS = 3000  # SeaBIOS tries again when nothing answered its boot request
 
 
 @dataclass(frozen=True)
 class Service:
-    """A process beside the ducks; it works when ``udp_port`` is open in its namespace."""
+    """A process beside the ducks; it works when its ports are open in its namespace."""
 
     role: str
     words: tuple[str, ...]
     arguments: tuple[str, ...]
     log: Path
-    udp_port: int
+    udp_ports: tuple[int, ...]
 
 
 def prepare_image(folder: LabFolder, wanted: str) -> None:
@@ -76,8 +76,8 @@ def start_options(folder: LabFolder, state: VmState) -> Sequence[str]:
 def services(folder: LabFolder, state: VmState) -> list[Service]:
     """The boot service of the host, the switch's listeners, and in proxy mode the other DHCP."""
     found = [
-        _own(folder, state, "boot", "host", DHCP_PORT),
-        _own(folder, state, "switch", "sw", WAKE_PORT),
+        _own(folder, state, "boot", "host", (DHCP_PORT, TFTP_PORT)),
+        _own(folder, state, "switch", "sw", (WAKE_PORT,)),
     ]
     if state.shape.boot == "proxy":
         config = folder.root / f"router-{state.lab_id}.conf"
@@ -85,18 +85,20 @@ def services(folder: LabFolder, state: VmState) -> list[Service]:
         word = f"--conf-file={config}"
         command = [program("dnsmasq") or "dnsmasq", "--keep-in-foreground", word]
         arguments = tuple(network.inside(state.namespace("lan"), command))
-        found.append(Service("lan", (word,), arguments, _log(folder, "lan"), DHCP_PORT))
+        found.append(Service("lan", (word,), arguments, _log(folder, "lan"), (DHCP_PORT,)))
     return found
 
 
-def _own(folder: LabFolder, state: VmState, role: str, space: str, port: int) -> Service:
+def _own(
+    folder: LabFolder, state: VmState, role: str, space: str, ports: tuple[int, ...]
+) -> Service:
     words = (f"duck{state.lab_id}-{role}",)
     command = [
         *(sys.executable, "-P", "-m", "duckctl.lab.vm.service", role),
         *("--state-dir", str(folder.root), "--mark", words[0]),
     ]
     arguments = tuple(network.inside(state.namespace(space), command))
-    return Service(role, words, arguments, _log(folder, role), port)
+    return Service(role, words, arguments, _log(folder, role), ports)
 
 
 def _log(folder: LabFolder, role: str) -> Path:
@@ -141,4 +143,4 @@ def _is_open(state: VmState, service: Service) -> bool:
     except OSError:
         return False
     ports = [line.split()[1].rpartition(":")[2] for line in table.splitlines()[1:]]
-    return f"{service.udp_port:04X}" in ports
+    return all(f"{port:04X}" in ports for port in service.udp_ports)

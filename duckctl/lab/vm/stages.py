@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from duckctl.boot.intents import Intents
 from duckctl.boot.plan import BootPaths
 from duckctl.console import talk
 from duckctl.fleet_file import write_json
@@ -103,9 +104,11 @@ def await_ducks(
             time.sleep(LOOK_S)
         watch.look()
         document = asked.result()
+    intents = Intents(BootPaths(folder.root / "boot").intents)
     for facts in document["ducks"]:
         if facts["reachable"]:
             watch.timings[facts["name"]].note("hello", facts["answered_at"])
+            intents.hello(facts["name"])  # the boot service's loop detector begins anew
     timings = [watch.timings[duck.name] for duck in ducks]
     _save(folder, timings)
     for duck, health in zip(ducks, fleet_health(document).ducks, strict=True):
