@@ -35,8 +35,10 @@ class BootRequest:
 
 @dataclass(frozen=True)
 class BootAnswer:
-    """``silent``: nothing is sent. ``address``: an address and no boot file; the firmware goes on
-    to its next device. ``boot``: with a file, a TFTP path or a URL.
+    """``silent``: nothing is sent, or (proxy mode, a box that is to be discovered) an offer of
+    nothing, since dnsmasq logs the MAC of those alone that it answers. ``address``: an address and
+    no boot file; the firmware goes on to its next device. ``boot``: with a file, a TFTP path or a
+    URL.
 
     ``stage``: ``image`` (the file is the system), ``loader`` (iPXE), ``script`` (for iPXE).
     """

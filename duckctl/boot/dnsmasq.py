@@ -1,6 +1,6 @@
 """BootPlan -> the text of dnsmasq's files. Pure; the same rules as ``answers.decide``.
 
-How it works. A reservation (hosts file, read again at SIGHUP) tags a duck: ``img-NAME`` with the
+How it works. A reservation (hosts file) tags a duck: ``img-NAME`` with the
 image that it shall boot, ``ldr-ipxe`` if it needs that boot loader, ``noboot`` if it gets no file.
 Option 93 gives the tag ``archN``, iPXE the tag ``ipxe``, the domain's range the domain's name.
 ``dhcp-boot`` lines then join tags to files; they exclude each other, so their order is nothing.
@@ -9,6 +9,10 @@ Proxy mode. dnsmasq answers port 4011 only when it has a ``pxe-service`` line, a
 from those that match. One line that never matches gives the port without the menu: then both
 ports carry the file of the same ``dhcp-boot`` line (BIOS: option 43 ``06 01 08`` on both ports,
 UEFI: on 4011, where it is sent to).
+
+Changes. dnsmasq 2.90 aborts when it reads tagged reservations again at SIGHUP after one of them was
+used (it frees the tags of the range with those of the host). So it is started anew instead; the
+service runs TFTP as a process of its own, whose transfers then go on.
 """
 
 from __future__ import annotations
@@ -77,13 +81,29 @@ def _duck_tags(plan: BootPlan, duck: Duck) -> list[str]:
     return tags
 
 
-def render_config(plan: BootPlan) -> str:
-    """The configuration file of one dnsmasq for all domains of the fleet."""
+def render_tftp(plan: BootPlan) -> str:
+    """The configuration of a dnsmasq that does TFTP alone."""
+    served = [domain for domain in plan.fleet.domains if plan.mode_of(domain) != "off"]
+    paths = plan.paths
+    lines = [
+        f"# TFTP for the ducks of fleet {plan.fleet.name}, written by duckctl",
+        *_always(plan),
+        f"pid-file={paths.tftp_pid_file}",
+        *_tftp(plan),
+        *(_interface(plan, domain) for domain in served),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_config(plan: BootPlan, with_tftp: bool = True) -> str:
+    """The configuration of one dnsmasq for all domains of the fleet."""
     served = [domain for domain in plan.fleet.domains if plan.mode_of(domain) != "off"]
     lines = [
         f"# dnsmasq for the ducks of fleet {plan.fleet.name}, written by duckctl from",
         f"# {plan.fleet.path.name}; changes made here are lost.",
+        *_always(plan),
         *_general(plan),
+        *(_tftp(plan) if with_tftp else []),
         *(f"dhcp-match=set:{arch.tag},option:client-arch,{code}" for code, arch in ARCHS.items()),
         "dhcp-userclass=set:ipxe,iPXE",
         "dhcp-match=set:ipxe,175",
@@ -94,43 +114,55 @@ def render_config(plan: BootPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _general(plan: BootPlan) -> list[str]:
-    paths = plan.paths
-    leases_max = len(plan.fleet.ducks) + plan.policy.pool_addresses_max * len(plan.fleet.domains)
+def _always(plan: BootPlan) -> list[str]:
     return [
         "port=0",
         "bind-interfaces",
         "except-interface=lo",
+        f"log-facility={plan.paths.dnsmasq_log}",
+        f"user={plan.policy.user}",
+    ]
+
+
+def _tftp(plan: BootPlan) -> list[str]:
+    return ["enable-tftp", f"tftp-root={plan.paths.tftp}", f"tftp-max={TFTP_TRANSFERS_MAX}"]
+
+
+def _general(plan: BootPlan) -> list[str]:
+    paths = plan.paths
+    leases_max = len(plan.fleet.ducks) + plan.policy.pool_addresses_max * len(plan.fleet.domains)
+    return [
         "no-ping",
         "dhcp-authoritative",
         "dhcp-ignore-clid",
         f"dhcp-lease-max={leases_max}",
         "log-dhcp",
-        f"log-facility={paths.dnsmasq_log}",
         f"pid-file={paths.pid_file}",
         f"dhcp-leasefile={paths.leases}",
-        f"user={plan.policy.user}",
-        "enable-tftp",
-        f"tftp-root={paths.tftp}",
-        f"tftp-max={TFTP_TRANSFERS_MAX}",
         f"dhcp-hostsfile={paths.hosts}",
         *(["enable-ra"] if plan.policy.router_advertisements else []),
     ]
+
+
+def _interface(plan: BootPlan, domain: Domain) -> str:
+    """Where a domain is served."""
+    interface = plan.interfaces.get(domain.name)
+    return f"interface={interface}" if interface else f"listen-address={domain.host_address}"
 
 
 def _domain(plan: BootPlan, domain: Domain) -> list[str]:
     """Where a domain is served and what its boxes get besides a file."""
     interface = plan.interfaces.get(domain.name)
     mode = plan.mode_of(domain)
-    lines = [f"# {domain.name}: {mode}"]
-    lines.append(f"interface={interface}" if interface else f"listen-address={domain.host_address}")
+    lines = [f"# {domain.name}: {mode}", _interface(plan, domain)]
     if plan.policy.router_advertisements and interface and mode == "dhcp":
         lines.append(f"dhcp-range=::,constructor:{interface},ra-only")
     if mode == "proxy":
-        lines.append(f"dhcp-range=set:{domain.name},{domain.subnet.network_address},proxy")
-        lines.append(f"dhcp-ignore=tag:{domain.name},tag:noboot")
-        if plan.unknown != "boot":
-            lines.append(f"dhcp-ignore=tag:{domain.name},{UNKNOWN_TAGS}")
+        # The range is for those alone that get a file: silence lets the others go on at once. A box
+        # that no duck is has to be let in (without a file) to be seen: else no line has its MAC.
+        only = "tag:!noboot," + ("tag:known," if plan.unknown == "ignore" else "")
+        network = domain.subnet.network_address
+        lines.append(f"dhcp-range=set:{domain.name},{only}{network},proxy")
         lines.append("pxe-service=tag:never,x86PC,duckctl,never")
         return lines
     lines.append(_range(plan, domain))
@@ -139,6 +171,11 @@ def _domain(plan: BootPlan, domain: Domain) -> list[str]:
     lines += [f"dhcp-option={tag},option:router", f"dhcp-option={tag},option:dns-server"]
     # iPXE: do not wait for a proxy (175.176).
     lines.append(f"dhcp-option={tag},encap:175,176,1b")
+    # A running duckos (vendor class "duckos") takes settings out of option 43.
+    lines += [
+        f'dhcp-option={tag},vendor:duckos,1,"{setting}"'
+        for setting in (f"host={domain.host_address}", f"domain={domain.name}")
+    ]
     if domain.mtu != PLAIN_MTU:
         lines.append(f"dhcp-option={tag},option:mtu,{domain.mtu}")
     if plan.unknown == "ignore":

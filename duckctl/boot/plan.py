@@ -36,7 +36,7 @@ class BootPaths:
 
     @property
     def hosts(self) -> Path:
-        """Reservations; dnsmasq reads this file again at SIGHUP."""
+        """Reservations."""
         return self.root / "hosts"
 
     @property
@@ -46,6 +46,15 @@ class BootPaths:
     @property
     def pid_file(self) -> Path:
         return self.root / "dnsmasq.pid"
+
+    @property
+    def tftp_config(self) -> Path:
+        """Of the process that does TFTP alone (``duckctl.boot.service``)."""
+        return self.root / "tftp.conf"
+
+    @property
+    def tftp_pid_file(self) -> Path:
+        return self.root / "tftp.pid"
 
     @property
     def dnsmasq_log(self) -> Path:
@@ -151,8 +160,9 @@ def find_interfaces(fleet: Fleet, sysfs: Path = Path("/sys")) -> dict[str, str]:
         elif domain.host_mac is None and domain.host_nic in {port.name for port in ports}:
             found[domain.name] = str(domain.host_nic)
         elif domain.host_mac is None and domain.host_nic is None:
-            names = [port.name for port in ports if _address_of(port.name) == domain.host_address]
-            found.update({domain.name: name for name in names[:1]})
+            owner = next((p for p in ports if _address_of(p.name) == domain.host_address), None)
+            if owner is not None:
+                found[domain.name] = owner.name
     return found
 
 

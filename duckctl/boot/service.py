@@ -1,7 +1,8 @@
 """The boot service in the foreground: dnsmasq, HTTP, intents, loop detector; one per fleet.
 
-Every ``STEP_S`` it looks whether the inventory, the images or the intents have changed, and tells
-dnsmasq. It ends its dnsmasq when it ends, whatever ends it.
+Every ``STEP_S`` it looks whether the inventory, the images or the intents have changed. dnsmasq
+does DHCP in one process, which is started anew for a change (its lease file keeps the leases), and
+TFTP in another, whose transfers go on meanwhile. Both end when the service ends, however it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from duckctl.boot.dnsmasq import render_config, render_hosts
+from duckctl.boot.dnsmasq import render_config, render_hosts, render_tftp
 from duckctl.boot.events import BootEvent
 from duckctl.boot.follow import LogReader
 from duckctl.boot.http_server import BootServer
@@ -36,6 +37,9 @@ from duckctl.process import die_with_parent, tail, wait_until
 
 STEP_S = 0.25
 POOL_CHECK_S = 5.0
+RESTART_S_MIN = (
+    2.0  # between two starts of dnsmasq for changes; what comes meanwhile is taken over then
+)
 START_S = 10.0
 STOP_S = 5.0
 LOG_BYTES_MAX = 64 << 20  # of each log; then it becomes <name>.1
@@ -43,6 +47,65 @@ LOG_BYTES_MAX = 64 << 20  # of each log; then it becomes <name>.1
 
 class BootServiceError(DuckError):
     """The boot service cannot start or go on."""
+
+
+class DnsmasqProcess:
+    """One dnsmasq that ends with us."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, config: Path, text: str, pid_file: Path) -> None:
+        """Writes the configuration and waits until dnsmasq serves."""
+        _write(config, text)
+        pid_file.unlink(missing_ok=True)
+        said = config.with_suffix(".err")
+        with said.open("wb") as errors:
+            process = subprocess.Popen(
+                ["dnsmasq", "--keep-in-foreground", f"--conf-file={config}"],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self._process = process
+        wait_until(lambda: pid_file.exists() or process.poll() is not None, START_S)
+        if process.poll() is not None:
+            self._process = None
+            raise BootServiceError(
+                f"dnsmasq does not start: {tail(said).strip()}", f"its configuration: {config}"
+            )
+
+    def check(self, log: Path) -> None:
+        """Raises BootServiceError when it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise BootServiceError(
+                f"dnsmasq has ended with code {self._process.returncode}; the end of its log:\n"
+                + tail(log)
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(0o644)
+    temporary.replace(path)
 
 
 @dataclass(frozen=True)
@@ -95,7 +158,9 @@ class BootService:
         self._clock = clock
         self._watch = BootWatch(self._limits, pool_sizes(plan))
         self._server = BootServer(self.plan, clock)
-        self._dnsmasq: subprocess.Popen[bytes] | None = None
+        self._dhcp, self._tftp = DnsmasqProcess(), DnsmasqProcess()
+        self._running = ("", "")  # configuration and reservations of the DHCP process
+        self._started_at = 0.0
         self._lock: IO[str] | None = None
         self._reader = LogReader(plan.fleet, plan.paths)
         self._seen = self._look()
@@ -129,16 +194,14 @@ class BootService:
         check_service(self._plan)
         self._reader.skip()
         sync_tftp(self._plan)
+        self._start_tftp()
         self._start_dnsmasq()
         self._server.start([d for d in self._plan.fleet.domains if self._plan.mode_of(d) != "off"])
 
     def step(self) -> None:
         """One look at the files, the logs and dnsmasq."""
-        if self._dnsmasq is not None and self._dnsmasq.poll() is not None:
-            raise BootServiceError(
-                f"dnsmasq has ended with code {self._dnsmasq.returncode}; the end of its log:\n"
-                + tail(self._plan.paths.dnsmasq_log)
-            )
+        self._dhcp.check(self._plan.paths.dnsmasq_log)
+        self._tftp.check(self._plan.paths.dnsmasq_log)
         if (seen := self._look()) != self._seen:
             self._seen = seen
             self._replan()
@@ -149,13 +212,15 @@ class BootService:
             self._on_event(event)
             for finding in self._watch.event(event):
                 self._act(finding)
+        self._restart_if_changed()
         self._check_pools()
         self._rotate()
 
     def close(self) -> None:
         """Ends both servers; harmless when they do not run."""
         self._server.stop()
-        self._stop_dnsmasq()
+        self._dhcp.stop()
+        self._tftp.stop()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -209,62 +274,37 @@ class BootService:
             self._on_finding(Finding(self._clock(), "refused", None, None, None, error.message))
             return
         domains_changed = plan.fleet.domains != self._plan.fleet.domains
-        config_changed = render_config(plan) != render_config(self._plan)
-        hosts_changed = render_hosts(plan) != render_hosts(self._plan)
         position = self._reader.position
         self._plan = plan
         self._reader = LogReader(plan.fleet, plan.paths, position)
         self._watch.set_pools(pool_sizes(plan))
         sync_tftp(plan)
-        if config_changed:
-            self._stop_dnsmasq()
-            self._start_dnsmasq()
-        elif hosts_changed and self._dnsmasq is not None:
-            self._write(plan.paths.hosts, render_hosts(plan))
-            self._dnsmasq.send_signal(signal.SIGHUP)
         if domains_changed:
+            self._tftp.stop()
             self._server.stop()
+            self._start_tftp()
             self._server.start([d for d in plan.fleet.domains if plan.mode_of(d) != "off"])
+
+    def _texts(self) -> tuple[str, str]:
+        return render_config(self._plan, with_tftp=False), render_hosts(self._plan)
 
     def _start_dnsmasq(self) -> None:
         paths = self._plan.paths
-        self._write(paths.config, render_config(self._plan))
-        self._write(paths.hosts, render_hosts(self._plan))
-        paths.pid_file.unlink(missing_ok=True)
-        with (paths.root / "dnsmasq.err").open("wb") as errors:
-            self._dnsmasq = subprocess.Popen(
-                ["dnsmasq", "--keep-in-foreground", f"--conf-file={paths.config}"],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        process = self._dnsmasq
-        wait_until(lambda: paths.pid_file.exists() or process.poll() is not None, START_S)
-        if process.poll() is not None:
-            text = tail(paths.root / "dnsmasq.err") or tail(paths.dnsmasq_log)
-            self._dnsmasq = None
-            raise BootServiceError(
-                f"dnsmasq does not start: {text.strip()}", f"its configuration: {paths.config}"
-            )
+        self._running = self._texts()
+        config, hosts = self._running
+        _write(paths.hosts, hosts)
+        self._started_at = time.monotonic()
+        self._dhcp.start(paths.config, config, paths.pid_file)
 
-    def _stop_dnsmasq(self) -> None:
-        process, self._dnsmasq = self._dnsmasq, None
-        if process is None:
+    def _start_tftp(self) -> None:
+        paths = self._plan.paths
+        self._tftp.start(paths.tftp_config, render_tftp(self._plan), paths.tftp_pid_file)
+
+    def _restart_if_changed(self) -> None:
+        if time.monotonic() - self._started_at < RESTART_S_MIN or self._texts() == self._running:
             return
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _write(self, path: Path, text: str) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        self._dhcp.stop()
+        self._start_dnsmasq()
 
     def _act(self, finding: Finding) -> None:
         """A loop is stopped by serving no file; everything is told."""
@@ -286,5 +326,6 @@ class BootService:
         for path in (self._plan.paths.dnsmasq_log, self._plan.paths.http_log):
             if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
                 path.replace(path.with_name(f"{path.name}.1"))
-                if path == self._plan.paths.dnsmasq_log and self._dnsmasq is not None:
-                    self._dnsmasq.send_signal(signal.SIGUSR2)  # opens its log anew
+                if path == self._plan.paths.dnsmasq_log:
+                    for process in (self._dhcp, self._tftp):
+                        process.signal(signal.SIGUSR2)  # opens its log anew

@@ -43,7 +43,7 @@ def tftp_paths(plan: BootPlan) -> dict[str, Path]:
     paths = dict(plan.ipxe_files)
     for image in plan.images.values():
         for name, path in image_paths(plan, image).items():
-            if image.kind == "duckos" or name.endswith(".efi"):
+            if image.kind == "duckos" or (name.endswith(".efi") and not plan.ipxe_files):
                 paths[f"{image.name}/{name}"] = path
     return paths
 

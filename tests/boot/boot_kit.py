@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -121,10 +119,3 @@ def dnsmasq_of(plan: BootPlan, net: Net) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(10)
         if process.stderr:
             process.stderr.close()
-
-
-def reload_dnsmasq(plan: BootPlan) -> None:
-    """Writes the reservations anew and has dnsmasq read them."""
-    plan.paths.hosts.write_text(render_hosts(plan))
-    os.kill(int(plan.paths.pid_file.read_text()), signal.SIGHUP)
-    time.sleep(0.1)

@@ -93,7 +93,7 @@ class Client:
         ciaddr: str = "0.0.0.0",
         wait_s: float = WAIT_S,
     ) -> list[Reply]:
-        """Sends one packet; every answer to it until the wait is over (or the first, of port 67)."""
+        """Sends one packet; the first answer to it, or nothing when the wait is over."""
         xid = secrets.randbits(32)
         options = [*options_of(self.mac, arch, ipxe, vendor), *extra]
         self.box.sendto(packet(kind, self.mac, xid, options, ciaddr), to)
