@@ -20,6 +20,8 @@ from duckctl.process import ProcessIdentity, command_line, descendants, end, ide
 PREFIX = "duckctl-play-"
 END_S = 3.0
 LAST_WORDS_LINES = 12
+# How often ansible-runner asks whether to go on.
+CANCEL_POLL_S = 1
 # A control socket's path holds 40 + 18 characters behind its folder, and 107 is the kernel's limit.
 FOLDER_CHARACTERS_MAX = 45
 # What Ansible may know of the caller's environment; everything else, secrets too, stays here.
@@ -68,8 +70,10 @@ class PrivateFolder:
         _remove_orphans(self.path)
         (self.path / "owner").write_text(json.dumps(_owner(os.getpid())))
         (self.path / "ansible.cfg").touch()
-        for name in ("tmp", "cp"):
+        for name in ("tmp", "cp", "env"):
             (self.path / name).mkdir(mode=0o700)
+        # Settings given as an argument are dropped when this file is missing (ansible-runner 2.4).
+        self._write("env/settings", json.dumps({"pexpect_timeout": CANCEL_POLL_S}))
         return self
 
     def __exit__(

@@ -10,6 +10,7 @@ gone afterwards, a limit is checked before, and a run without the final statisti
 from __future__ import annotations
 
 import importlib.util
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -29,8 +30,6 @@ from duckctl.playbook.result import HostResult, PlaybookError, PlaybookResult
 
 RUN_TIMEOUT_S = 3600.0
 FORKS_MAX = 64
-# How often ansible-runner asks whether to go on (seconds; an integer, pexpect's rule).
-CANCEL_POLL_S = 1
 
 
 def run_playbook(
@@ -127,7 +126,7 @@ def _run_in(
         cmdline=command,
         envvars=dict(environment),
         forks=FORKS_MAX,
-        settings={"job_timeout": limits.timeout_s, "pexpect_timeout": CANCEL_POLL_S},
+        timeout=math.ceil(limits.timeout_s),
         suppress_env_files=True,
         quiet=True,
         event_handler=progress.take,
