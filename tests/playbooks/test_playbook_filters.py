@@ -1,0 +1,104 @@
+"""Filters and modules of the playbooks: domains from an inventory, CPU lists, read-back, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kernel import load_playbook_file
+from hypothesis import given
+from hypothesis import strategies as st
+
+fleet: Any = load_playbook_file("filter_plugins/duck_fleet")
+
+
+def variables(subnet: str, host: str, **more: Any) -> dict[str, Any]:
+    return {"domain_subnet": subnet, "domain_host_address": host, **more}
+
+
+HOSTVARS = {
+    "d1": variables("10.1.0.0/24", "10.1.0.1", domain_host_mac="A8-B8-E0-00-00-01"),
+    "d2": variables("10.1.0.0/24", "10.1.0.1", domain_host_mac="A8-B8-E0-00-00-01"),
+    "d3": variables("10.2.0.0/25", "10.2.0.1", domain_host_pci="0000:41:00.1", domain_mtu=9000),
+}
+GROUPS = {
+    "all": ["host", "d1", "d2", "d3"],
+    "ducks": ["d1", "d2", "d3"],
+    "canary": ["d3"],
+    "domain1": ["d1", "d2"],
+    "domain2": ["d3"],
+    "gpu_host": ["host"],
+}
+
+
+def test_domains() -> None:
+    """A domain is the ducks of one subnet, with its group's name; a pattern group is not taken."""
+    first, second = fleet.duck_domains(HOSTVARS, GROUPS)
+    assert (first["name"], first["ducks"], first["prefix"]) == ("domain1", ["d1", "d2"], 24)
+    assert first["mac"] == "a8:b8:e0:00:00:01"
+    assert (first["nic"], first["mtu"], first["pci"]) == ("duck-domain1", 1500, "")
+    assert (second["name"], second["broadcast"], second["mtu"]) == ("domain2", "10.2.0.127", 9000)
+
+
+def test_domain_without_a_group() -> None:
+    """Ducks of one subnet that no group has are refused, with their names."""
+    with pytest.raises(ValueError, match="no group has exactly the ducks d1, d2"):
+        fleet.duck_domains(HOSTVARS, {"ducks": ["d1", "d2", "d3"], "domain2": ["d3"]})
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_lists_there_and_back(numbers: set[int]) -> None:
+    """What is written as a list of CPUs is read back as the same CPUs."""
+    assert fleet.cpu_numbers(fleet.cpu_list(numbers)) == sorted(numbers)
+
+
+def test_cpu_lists() -> None:
+    """The kernel's forms, its "(null)" among them."""
+    assert fleet.cpu_list([5, 2, 3, 4, 9]) == "2-5,9"
+    assert fleet.cpu_numbers("(null)") == fleet.cpu_numbers("\n") == []
+
+
+def test_missing_arguments() -> None:
+    """An argument counts as active only as a whole word with its value."""
+    running = "BOOT_IMAGE=/vmlinuz isolcpus=2-5 hugepages=512 quiet"
+    assert fleet.missing_arguments(["isolcpus=2-5", "hugepages=51"], running) == ["hugepages=51"]
+
+
+def test_kernel_files() -> None:
+    """Settings and pages are the kernel's files; a dot in a name does not become a folder."""
+    arp = fleet.duck_arp_values([{"nic": "dom.1"}], {"arp_ignore": "1"})
+    assert arp == {"/proc/sys/net/ipv4/conf/dom.1/arp_ignore": "1"}
+    (path,) = fleet.duck_hugepage_values([1], 2048, 512)
+    assert path == "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
+
+
+class Stingy(type(Path())):  # type: ignore[misc]
+    """A kernel file that grants at most 100, as hugepages do when memory is fragmented."""
+
+    def write_text(self, data: str, *rest: Any, **named: Any) -> int:
+        return int(super().write_text(str(min(int(data), 100)), *rest, **named))
+
+
+def test_t56_pages_that_are_not_granted(tmp_path: Path) -> None:
+    """T56 and A31: fewer pages than asked for is a failure with both figures, and everything that
+    was written is set back."""
+    module: Any = load_playbook_file("library/duck_kernel_value")
+    node0, node1 = Stingy(tmp_path / "node0"), Stingy(tmp_path / "node1")
+    for path in (node0, node1):
+        path.write_text("8")
+    before = {node0: "8", node1: "8"}
+    with pytest.raises(module.KernelValueError, match=r"node1: 512 wanted, the kernel gave 100"):
+        module.write_all({node0: "64", node1: "512"}, before, "at_least")
+    assert (node0.read_text(), node1.read_text()) == ("8", "8")
+    module.write_all({node0: "64"}, before, "at_least")
+    assert node0.read_text() == "64"
+
+
+def test_reached() -> None:
+    """``at_least`` leaves more alone, and takes no text for a number; blanks do not differ."""
+    module: Any = load_playbook_file("library/duck_kernel_value")
+    assert module.is_reached("600", "512", "at_least")
+    assert not module.is_reached("511", "512", "at_least")
+    assert not module.is_reached("many", "512", "at_least")
+    assert module.is_reached("4096\t16384  4194304", "4096 16384 4194304", "equal")
