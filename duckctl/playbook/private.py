@@ -40,7 +40,8 @@ def ansible_environment(folder: Path, playbooks: Path, known_hosts: Path) -> dic
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_PIPELINING": "True",
-        "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
+        # Where Debian and Ubuntu have it, with python3-apt; Ansible's search finds pyenv's shims.
+        "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
         "ANSIBLE_ROLES_PATH": str(playbooks / "roles"),
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s",
         "ANSIBLE_SSH_COMMON_ARGS": f"-o UserKnownHostsFile={shlex.quote(str(known_hosts))} "
