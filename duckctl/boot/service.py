@@ -2,7 +2,8 @@
 
 Every ``STEP_S`` it looks whether the inventory, the images or the intents have changed. dnsmasq
 does DHCP in one process, which is started anew for a change (its lease file keeps the leases), and
-TFTP in another, whose transfers go on meanwhile. Both end when the service ends, however it ends.
+TFTP in another, whose transfers go on meanwhile. Both end with the service; what a killed one
+leaves behind, the next one ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from duckctl.boot.tree import sync_tftp
 from duckctl.boot.watch import BootWatch, Finding, WatchLimits
 from duckctl.errors import DuckError
 from duckctl.inventory import load_inventory
-from duckctl.process import die_with_parent, tail, wait_until
+from duckctl.process import (
+    command_line,
+    die_with_parent,
+    end,
+    identify,
+    tail,
+    wait_until,
+)
 
 STEP_S = 0.25
 POOL_CHECK_S = 5.0
@@ -50,7 +58,7 @@ class BootServiceError(DuckError):
 
 
 class DnsmasqProcess:
-    """One dnsmasq that ends with us."""
+    """One dnsmasq."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +66,7 @@ class DnsmasqProcess:
     def start(self, config: Path, text: str, pid_file: Path) -> None:
         """Writes the configuration and waits until dnsmasq serves."""
         _write(config, text)
-        pid_file.unlink(missing_ok=True)
+        end_left_over(config, pid_file)
         said = config.with_suffix(".err")
         with said.open("wb") as errors:
             process = subprocess.Popen(
@@ -99,6 +107,18 @@ class DnsmasqProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def end_left_over(config: Path, pid_file: Path) -> None:
+    """Ends the dnsmasq of a service that was killed: it changes its rights, so the kernel does not
+    end it with its parent. Only a process that runs with this very configuration is touched."""
+    try:
+        found = identify(int(pid_file.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        found = None
+    if found is not None and f"--conf-file={config}" in command_line(found.pid):
+        end([found], STOP_S)
+    pid_file.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -191,6 +211,8 @@ class BootService:
         paths = self._plan.paths
         paths.root.mkdir(parents=True, exist_ok=True)
         self._take_lock()
+        end_left_over(paths.config, paths.pid_file)
+        end_left_over(paths.tftp_config, paths.tftp_pid_file)
         check_service(self._plan)
         self._reader.skip()
         sync_tftp(self._plan)
