@@ -29,10 +29,29 @@ from host_runtime.ops.gpu.support import (
 GEMV_ROWS_MAX = 2
 Prologue = Literal["none", "norm", "silu"]
 _PROLOGUES = {"none": 0, "norm": 1, "silu": 2}
-# Up to so many rows in all: rows per program, warps, blocks of columns at once; by measurement.
-# The same for one row of x and for two, or a row's sums would run in another order.
-_GEMV_SHAPES = ((3000, 4, 2, 8), (6000, 8, 4, 4), (1 << 62, 8, 1, 4))
-_UNROLL = 1
+
+
+@dataclass(frozen=True)
+class _GemvShape:
+    """How a GEMV is cut: rows per program, warps, blocks of columns at once, and how often that is
+    unrolled."""
+
+    rows: int
+    warps: int
+    blocks: int
+    unroll: int
+
+
+def _gemv_shape(rows: int, columns: int) -> _GemvShape:
+    """By measurement on V3.2's matrices (docs/reference/gpu-runtime.md).
+
+    The same for one row of x and for two, or a row's sums would run in another order.
+    """
+    if columns > 8192:
+        return _GemvShape(2, 8, 8, 2)
+    if columns <= 2048:
+        return _GemvShape(8, 1, 2, 2) if rows > 16384 else _GemvShape(8, 4, 2, 2)
+    return _GemvShape(4, 4, 8, 1) if rows <= 3000 else _GemvShape(2, 4, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,8 @@ def _launch_gemv(
     eps: float,
 ) -> None:
     rows8, plain, columns = matrix.codes.shape[0], matrix.plain.shape[0], matrix.columns
-    _, per_program, warps, group = next(row for row in _GEMV_SHAPES if matrix.rows <= row[0])
+    shape = _gemv_shape(matrix.rows, columns)
+    per_program, warps, group = shape.rows, shape.warps, shape.blocks
     column_blocks = -(-columns // BLOCK)
     while column_blocks % group:
         group //= 2
@@ -107,7 +127,7 @@ def _launch_gemv(
     _gemv_kernel[grid](
         x, gain if gain is not None else x, matrix.codes, matrix.scale, matrix.plain, out,
         rows8, plain, eps, x.stride(0), out.stride(0),
-        K=columns, ROWS=x.shape[0], BN=per_program, KB=group, UNROLL=_UNROLL,
+        K=columns, ROWS=x.shape[0], BN=per_program, KB=group, UNROLL=shape.unroll,
         PROLOGUE=_PROLOGUES[prologue], NATIVE=native_fp8(x.device), num_warps=warps,
         **launch_options(x.device),
     )  # fmt: skip
