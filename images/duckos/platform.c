@@ -36,6 +36,14 @@ void plat_packet_send(const struct plat_peer *to, size_t bytes) {
 
 uint32_t plat_core_count(void) { return cpu_count(); }
 
+/* A session has all cores for itself. */
+bool plat_spare_core_run(void (*work)(void *argument), void *argument) {
+    if (session.exists) return false;
+    for (uint32_t cpu = 1; cpu < cpu_count(); cpu++)
+        if (cpu_idle(cpu) && cpu_run(cpu, work, argument)) return true;
+    return false;
+}
+
 uint32_t plat_cpu_features(void) {
     const struct cpu_features *cpu = cpu_features();
     uint32_t features = 0;

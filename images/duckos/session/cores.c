@@ -200,10 +200,11 @@ bool cores_enter(void) {
     cpu_state_save(vectors);
     for (uint32_t i = 0; i < session.core_count; i++) {
         struct session_core *core = &session.core[i];
-        if (core->cpu == 0)
-            pmu_start();
-        else if (!cpu_run(core->cpu, core_main, core))
-            return false;
+        /* A spare core that hashed until just now needs a moment to be idle. */
+        uint64_t deadline = timer_now_ns() + SESSION_STOP_LIMIT_NS;
+        if (core->cpu == 0) pmu_start();
+        while (core->cpu != 0 && !cpu_run(core->cpu, core_main, core))
+            if (timer_now_ns() >= deadline) return false;
     }
     return true;
 }
