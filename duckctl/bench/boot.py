@@ -82,8 +82,9 @@ def _runs(shape: VmShape, repeats: int, image: str) -> Iterator[tuple[float | No
         folder = LabFolder(Path(place) / "lab")
         for _ in range(repeats):
             try:
+                marks = stages.LogMarks.now(folder)
                 state = lab.up(folder, shape, image)
                 names = [duck.name for duck in state.ducks]
-                yield slowest(stages.await_ducks(folder, state, names))
+                yield slowest(stages.await_ducks(folder, state, names, marks))
             finally:
                 lab.down(folder)

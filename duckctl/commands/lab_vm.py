@@ -58,9 +58,13 @@ def up(
     folder: LabFolder, wanted: VmShape, image: str, *, power: bool, wait: bool, as_json: bool
 ) -> None:
     """Makes the lab and waits for every duck's answer."""
+    marks = stages.LogMarks.now(folder)
     state = lab.up(folder, wanted, image, power)
+    names = [duck.name for duck in state.ducks]
     if power and wait:
-        stages.await_ducks(folder, state, [duck.name for duck in state.ducks])
+        stages.await_ducks(folder, state, names, marks)
+    elif power:
+        lab.require_on(folder, state, names)
     report(folder, as_json)
     talk(f"inventory: {folder.inventory}")
     talk("its ducks answer in the lab's network only: duckctl lab exec -- duckctl health")
@@ -73,8 +77,9 @@ def down(folder: LabFolder) -> int:
 
 def restart(folder: LabFolder, names: Sequence[str], as_json: bool) -> None:
     """Power-cycles ducks and waits for their answers."""
+    marks = stages.LogMarks.now(folder)
     state = lab.cycle(folder, names)
-    stages.await_ducks(folder, state, names)
+    stages.await_ducks(folder, state, names, marks)
     report(folder, as_json)
 
 
@@ -86,7 +91,9 @@ def power(folder: LabFolder, action: str, names: Sequence[str], as_json: bool) -
     dead = [name for name in names if lab.state_of(folder, state, state.duck(name)) == "off"]
     if dead and action == "off":
         raise LabError(f"{', '.join(dead)}: off already", "see: duckctl lab status")
-    ACTIONS[action](folder, names)
+    state = ACTIONS[action](folder, names)
+    if action in ("on", "cycle"):
+        lab.require_on(folder, state, names)
     report(folder, as_json)
 
 

@@ -28,7 +28,7 @@ def turn_on(folder: LabFolder, name: str) -> None:
     if is_on(folder, name):
         return
     if folder.backend() == "qemu":
-        vm.switch_on(folder, [name])
+        vm.require_on(folder, vm.switch_on(folder, [name]), [name])
     else:
         ducks.restart(folder, [name])
 

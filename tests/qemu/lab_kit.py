@@ -102,8 +102,9 @@ def say(text: str) -> None:
 
 def boot(folder: LabFolder, shape: VmShape) -> tuple[VmState, list[Timing]]:
     """A lab whose ducks have all answered, with the times of their boots."""
+    marks = stages.LogMarks.now(folder)
     state = lab.up(folder, shape, "duckos")
-    timings = stages.await_ducks(folder, state, [duck.name for duck in state.ducks])
+    timings = stages.await_ducks(folder, state, [duck.name for duck in state.ducks], marks)
     for timing in timings:
         say(str(timing.document()))
     return state, timings

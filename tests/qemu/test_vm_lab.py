@@ -137,7 +137,7 @@ def test_a_broken_machine_is_named_with_its_words(
     """QEMU that ends at once, here for want of its firmware, is reported with what it said."""
     monkeypatch.setattr(machine, "OVMF_CODE", Path("/no/such/firmware.fd"))
     with pytest.raises(LabError, match=r"d01 ended at once(.|\n)*/no/such/firmware\.fd"):
-        lab.up(folder, replace(SHAPE, firmware=("uefi",)), image)
+        lab.require_on(folder, lab.up(folder, replace(SHAPE, firmware=("uefi",)), image), ["d01"])
     assert states(folder) == {"d01": "off"}
 
 

@@ -67,7 +67,6 @@ def up(folder: LabFolder, shape: VmShape, image: str, power: bool = True) -> VmS
             raise
     if power and not chosen:
         talk(f"all {len(ducks)} ducks have power already")
-    _refuse_early_end(folder, state, chosen)
     return state
 
 
@@ -143,9 +142,7 @@ def switch_on(folder: LabFolder, names: Sequence[str]) -> VmState:
     with folder.locked():
         state = required(folder)
         chosen = [duck for duck in _chosen(state, names) if _is_off(state, duck)]
-        state = _switch_on(folder, state, chosen)
-    _refuse_early_end(folder, state, chosen)
-    return state
+        return _switch_on(folder, state, chosen)
 
 
 def switch_off(folder: LabFolder, names: Sequence[str]) -> VmState:
@@ -162,9 +159,7 @@ def cycle(folder: LabFolder, names: Sequence[str]) -> VmState:
         state = required(folder)
         chosen = _chosen(state, names)
         finish(state, [machine.role_of(duck) for duck in chosen], is_gentle=False)
-        state = _switch_on(folder, state, chosen)
-    _refuse_early_end(folder, state, chosen)
-    return state
+        return _switch_on(folder, state, chosen)
 
 
 def reset(folder: LabFolder, names: Sequence[str]) -> VmState:
@@ -240,9 +235,9 @@ def monitor_log(folder: LabFolder, duck: VmDuck) -> Path:
     return folder.root / "logs" / f"{duck.name}.qemu.log"
 
 
-def _refuse_early_end(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> None:
-    """Raises LabError for a machine that QEMU could not make. Takes a while: not under the lock."""
-    for duck in ducks:
+def require_on(folder: LabFolder, state: VmState, names: Sequence[str]) -> None:
+    """Raises LabError for a machine that QEMU could not make; waits until each is made or not."""
+    for duck in _chosen(state, names):
         if duck.kind == "qemu" and not _is_off(state, duck):
             with suppress(qmp.QmpError):  # it answers when the machine is made
                 qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")

@@ -80,7 +80,7 @@ def run_switch(folder: LabFolder) -> None:
 def wake_up(folder: LabFolder, name: str) -> None:
     """Gives power to one machine; a machine that cannot start is only reported."""
     try:
-        lab.switch_on(folder, [name])
+        lab.require_on(folder, lab.switch_on(folder, [name]), [name])
         talk(f"{name} was woken by a magic packet")
     except DuckError as error:
         warn(f"{name} could not be woken: {error.message}")

@@ -86,15 +86,34 @@ class _Growing:
         return new[:whole].decode("utf-8", errors="replace")
 
 
+@dataclass(frozen=True)
+class LogMarks:
+    """How long the boot service's logs were before the ducks got power."""
+
+    dnsmasq: int
+    http: int
+
+    @classmethod
+    def now(cls, folder: LabFolder) -> LogMarks:
+        paths = BootPaths(folder.root / "boot")
+        return cls(_size(paths.dnsmasq_log), _size(paths.http_log))
+
+
 def await_ducks(
-    folder: LabFolder, state: VmState, names: Sequence[str], timeout_s: float = BOOT_TIMEOUT_S
+    folder: LabFolder,
+    state: VmState,
+    names: Sequence[str],
+    marks: LogMarks | None = None,
+    timeout_s: float = BOOT_TIMEOUT_S,
 ) -> list[Timing]:
     """Waits until the named ducks answer to the lab's key, and writes their timings down.
+
+    Without ``marks`` (taken before power-on) what the logs say up to now is not looked at.
 
     Raises LabError that names the first duck that did not, with the stage that it reached.
     """
     ducks = [state.duck(name) for name in names]
-    watch = _Watch(folder, state, ducks)
+    watch = _Watch(folder, state, ducks, marks or LogMarks.now(folder))
     fleet = load_inventory(folder.inventory)
     chosen = [duck for duck in fleet.ducks if duck.name in names]
     with ThreadPoolExecutor(1) as pool:
@@ -125,7 +144,9 @@ def await_ducks(
 class _Watch:
     """All logs of a lab, and what they tell of the ducks that boot."""
 
-    def __init__(self, folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> None:
+    def __init__(
+        self, folder: LabFolder, state: VmState, ducks: Sequence[VmDuck], marks: LogMarks
+    ) -> None:
         self.folder = folder
         self.state = state
         self.ducks = ducks
@@ -138,15 +159,15 @@ class _Watch:
             start = len(text[: last.start()].encode("utf-8", errors="replace"))
             self.serial[duck.name] = _Growing(folder.log(duck.name), start)
         boot = BootPaths(folder.root / "boot")
-        self.boot = [_Growing(boot.dnsmasq_log, _size(boot.dnsmasq_log))]
-        self.http = _Growing(boot.http_log, _size(boot.http_log))
+        self.boot = _Growing(boot.dnsmasq_log, marks.dnsmasq)
+        self.http = _Growing(boot.http_log, marks.http)
 
     def look(self) -> None:
         now = time.time()
         for name, log in self.serial.items():
             if IMAGE_LINE.search(log.look()):
                 self.timings[name].note("image", now)
-        for log in (*self.boot, self.http):
+        for log in (self.boot, self.http):
             text = log.look()
             if text:
                 self._read(text, now)
