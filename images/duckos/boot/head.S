@@ -136,6 +136,7 @@ real_mode:
         movl %eax, BOOT_PARAMS + 0x228
         movb $0x0f, %ah         /* which video mode? 3 = text, as every BIOS leaves it */
         int $0x10
+        andb $0x7f, %al         /* the top bit: screen not cleared */
         movb %al, BOOT_PARAMS + 0x06
         movb $1, BOOT_PARAMS + 0x0f
         movw $(BOOT_PARAMS + E820_TABLE), %di
@@ -352,8 +353,9 @@ boot_pointer:
 /* Not part of bss: in use while bss is zeroed. */
         .section .boot_space, "aw", @nobits
         .balign 4096
+        .globl boot_tables
 boot_tables:
-        .skip 6 * 4096
+        .skip 8 * 4096          /* BIOS uses six of them; boot/early.c all */
         .globl boot_stack_top
         .skip 32 << 10
 boot_stack_top:

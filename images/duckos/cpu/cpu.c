@@ -50,7 +50,10 @@ static bool bit(uint32_t word, uint32_t index) { return (word >> index & 1u) != 
 bool cpu_has_1g_pages(void) { return bit(cpuid(0x80000001, 0).d, 26); }
 
 void cpu_allow_page_rights(void) {
-    uint64_t cr0;
+    uint64_t cr0, cr4;
+    /* Without PGE, loading CR3 forgets the firmware's global pages, too. */
+    __asm__ volatile("movq %%cr4, %0" : "=r"(cr4));
+    __asm__ volatile("movq %0, %%cr4" ::"r"(cr4 & ~CR4_GLOBAL));
     msr_write(MSR_EFER, msr_read(MSR_EFER) | EFER_NO_EXECUTE);
     __asm__ volatile("movq %%cr0, %0" : "=r"(cr0));
     __asm__ volatile("movq %0, %%cr0" ::"r"(cr0 | CR0_WRITE_PROTECT));

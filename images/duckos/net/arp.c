@@ -26,7 +26,8 @@ static struct arp_neighbour *slot_of(struct net_interface *interface, uint32_t a
 
 static bool is_neighbour(const struct net_interface *interface, uint32_t address) {
     return is_on_link(interface, address) && is_host_address(address) &&
-           address != interface->address && address != subnet_broadcast(interface);
+           address != interface->address && address != subnet_broadcast(interface) &&
+           (address & ~interface->netmask) != 0;
 }
 
 void arp_heard(struct net_interface *interface, uint32_t address, const uint8_t mac[6]) {

@@ -56,10 +56,16 @@ static void discover(struct net_interface *interface) {
     dhcp->next_ns = interface->now_ns + next_retry_ns(dhcp);
 }
 
+/* The first question leaves at next_ns; until then no answer can have our new transaction number. */
+static void begin(struct net_interface *interface) {
+    interface->dhcp = (struct dhcp){.state = DHCP_SELECTING,
+                                    .transaction = net_random(),
+                                    .began_ns = interface->now_ns,
+                                    .retry_s = DHCP_RETRY_FIRST_S};
+}
+
 void dhcp_start(struct net_interface *interface) {
-    struct dhcp *dhcp = &interface->dhcp;
-    *dhcp = (struct dhcp){
-        .transaction = net_random(), .began_ns = interface->now_ns, .retry_s = DHCP_RETRY_FIRST_S};
+    begin(interface);
     discover(interface);
 }
 
@@ -120,18 +126,18 @@ static void bind(struct net_interface *interface, const struct dhcp_answer *answ
 
 static void lose(struct net_interface *interface, const char *why, uint64_t pause_ns) {
     net_address_lost(interface, why);
-    dhcp_start(interface);
-    if (pause_ns == 0) return;
-    /* The question has been sent; an answer before the pause is over is as good as one after. */
+    begin(interface);
     interface->dhcp.next_ns = interface->now_ns + pause_ns;
 }
 
 static uint64_t earlier(uint64_t left, uint64_t right) { return left < right ? left : right; }
 
-/* Half of what is left, but at least a minute; the next phase begins at its own time. */
-static uint64_t renew_retry_ns(uint64_t now_ns, uint64_t until_ns) {
+/* Half of what is left, but not more often than the limits say; the next phase begins at its own
+ * time. */
+static uint64_t renew_retry_ns(const struct dhcp *dhcp, uint64_t now_ns, uint64_t until_ns) {
     uint64_t half = until_ns > now_ns ? (until_ns - now_ns) / 2 : 0;
-    uint64_t least = DHCP_RENEW_RETRY_S * NS_PER_S;
+    uint64_t share_s = dhcp->binding.lease_s / DHCP_RENEW_SHARE;
+    uint64_t least = (share_s < DHCP_RENEW_RETRY_S ? share_s + 1 : DHCP_RENEW_RETRY_S) * NS_PER_S;
     return earlier(now_ns + (half > least ? half : least), until_ns);
 }
 
@@ -149,7 +155,7 @@ static void renew(struct net_interface *interface) {
     bool anyone = now >= dhcp->rebind_ns || dhcp->state == DHCP_REBINDING;
     dhcp->state = anyone ? DHCP_REBINDING : DHCP_RENEWING;
     bool sent = ask(interface, DHCP_REQUEST, anyone ? 0 : dhcp->binding.server);
-    dhcp->next_ns = sent ? renew_retry_ns(now, anyone ? dhcp->end_ns : dhcp->rebind_ns)
+    dhcp->next_ns = sent ? renew_retry_ns(dhcp, now, anyone ? dhcp->end_ns : dhcp->rebind_ns)
                          : now + NS_PER_S; /* by then the server's MAC is known */
 }
 
@@ -164,7 +170,7 @@ void dhcp_confirm(struct net_interface *interface) {
     dhcp->began_ns = interface->now_ns;
     dhcp->state = DHCP_REBINDING;
     (void)ask(interface, DHCP_REQUEST, 0);
-    uint64_t again = renew_retry_ns(interface->now_ns, dhcp->end_ns);
+    uint64_t again = renew_retry_ns(dhcp, interface->now_ns, dhcp->end_ns);
     dhcp->next_ns =
         dhcp->end_ns == UINT64_MAX ? interface->now_ns + DHCP_RENEW_RETRY_S * NS_PER_S : again;
 }

@@ -19,9 +19,10 @@ struct net_interface;
 #define DHCP_RETRY_FIRST_S 4u /* doubles: 4, 8, 16, 32 (RFC 2131, 4.1), each +-1 s at random */
 #define DHCP_RETRY_LAST_S 32u
 #define DHCP_REQUEST_TRIES 4u  /* then the server is given up and all are asked again */
-#define DHCP_RENEW_RETRY_S 60u /* 4.4.5: at least a minute between two tries to renew */
-#define DHCP_NAK_PAUSE_NS 1000000000ull
-#define DHCP_VENDOR_SETTING 1u /* sub-option of 43: text key=value */
+#define DHCP_RENEW_RETRY_S 60u /* 4.4.5: at least a minute between two tries to renew, but ... */
+#define DHCP_RENEW_SHARE 16u   /* ... no more than this part of a short lease */
+#define DHCP_NAK_PAUSE_NS 2000000000ull /* or a refusing server would be asked without end */
+#define DHCP_VENDOR_SETTING 1u          /* sub-option of 43: text key=value */
 
 enum dhcp_state {
     DHCP_OFF,

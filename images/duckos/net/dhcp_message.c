@@ -138,7 +138,6 @@ static bool take_options(struct dhcp_answer *answer, const uint8_t *at, size_t b
 static bool netmask_is_right(uint32_t netmask, uint32_t address) {
     uint32_t mask = swap32(netmask), host = swap32(address) & ~mask;
     if ((~mask & (~mask + 1u)) != 0 || mask == 0) return false;
-    if (mask >= 0xfffffffeu) return true;
     return host != 0 && host != ~mask;
 }
 
