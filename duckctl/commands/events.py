@@ -43,12 +43,12 @@ def events(
     names = None if pattern == "all" else [duck.name for duck in choose(fleet, pattern)]
     with open_store(fleet) as store:
         listen(fleet, store)
-        found = store.events(ducks=names, last=last)
+        newest = max((event.number for event in store.events(last=1)), default=0)
+        found = [e for e in store.events(ducks=names, last=last) if e.number <= newest]
         if as_json and not follow:
             print_json({"fleet": fleet.name, "events": [event_document(e) for e in found]})
             return
         _print(found, as_json)
-        newest = max((event.number for event in store.events(last=1)), default=0)
         while follow:
             time.sleep(FOLLOW_S)
             listen(fleet, store)

@@ -24,7 +24,9 @@ WHOLE_IMAGES = (".img", ".efi")
 def life_event(event: BootEvent) -> Event | None:
     """What a boot event means for the duck's life; None: nothing."""
     if event.kind == "discover":
-        return Event(Kind.DHCP, event.time)
+        # Without option 93 it is a system that is up, not firmware or a boot loader.
+        is_boot = event.arch is not None or event.ipxe
+        return Event(Kind.DHCP, event.time) if is_boot else None
     if event.kind in ("no_address", "nak"):
         return Event(Kind.NOTE, event.time, event.text or f"DHCP: {event.kind}")
     if event.kind in ("tftp_missing", "tftp_failed", "http_missing", "http_failed"):

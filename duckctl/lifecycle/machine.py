@@ -256,6 +256,8 @@ def _dhcp(record: DuckRecord, event: Event) -> DuckRecord:
     """DISCOVER comes from firmware and boot loaders only: whatever ran before has ended."""
     if record.state is State.DISCOVERED:
         return record
+    if record.is_up and event.at_s <= record.since_s:
+        return record  # of the boot that has just ended well; the log has whole seconds
     if record.state is State.BOOTING and _order(record.step) >= _order(Step.BOOT_FILE):
         # The second stage (iPXE) asks again; a box that starts over does too. The clock runs on.
         return record

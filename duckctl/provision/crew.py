@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from duckctl.console import detail
@@ -135,6 +136,29 @@ def _switch(backend: PowerBackend) -> None:
         backend.act(Action.ON)
     else:
         restart(backend, PowerClock())
+
+
+def switched_off(ducks: Sequence[Duck], fleet: Fleet) -> set[str]:
+    """Those of whom a power backend says that they are off; one that cannot tell says nothing."""
+    if not ducks:
+        return set()
+    with ThreadPoolExecutor(SWITCHERS) as pool:
+        states = list(pool.map(lambda duck: _is_off(duck, fleet), ducks))
+    return {duck.name for duck, is_off in zip(ducks, states, strict=True) if is_off}
+
+
+def _is_off(duck: Duck, fleet: Fleet) -> bool:
+    for backend in power_ladder(duck, fleet):
+        if backend.name == "reboot":
+            continue
+        try:
+            state = backend.state()
+        except (DuckError, OSError) as error:
+            detail(f"{duck.name}: {backend.describe()}: {error}")
+            continue
+        if state is not PowerState.UNKNOWN:
+            return state is PowerState.OFF
+    return False
 
 
 def _restart_problem(entry: Mapping[str, Any]) -> str:

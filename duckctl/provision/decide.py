@@ -54,12 +54,16 @@ class DuckPlan:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of one duck when a plan is made. ``ladder``: its usable power backends."""
+    """What is known of one duck when a plan is made.
+
+    ``ladder``: its usable power backends. ``is_off``: a switch that can tell says so.
+    """
 
     duck: Duck
     record: DuckRecord
     facts: Mapping[str, Any]
     ladder: Sequence[str]
+    is_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def plan_duck(situation: Situation, rules: Rules, now_s: float) -> DuckPlan:
     if facts["reachable"]:
         return _plan_answering(situation, rules)
     due_s = rules.limits.due_s(record)
-    if due_s is not None and now_s < due_s:
+    if due_s is not None and now_s < due_s and not situation.is_off:
         waited = f"{record.describe()} since {max(0.0, now_s - record.since_s):.0f} s"
         return DuckPlan(duck, Do.WAIT, f"was started before: {waited}", duck.image)
     silent = "does not answer"

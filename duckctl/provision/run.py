@@ -19,10 +19,10 @@ from duckctl.errors import ExitCode
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
 from duckctl.lifecycle.look import Look, look_at
-from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State
+from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State, Step
 from duckctl.lifecycle.report import duck_document
 from duckctl.lifecycle.store import Store, store_path
-from duckctl.provision.crew import PowerHands, ProbeEyes, SystemClock, ladder_names
+from duckctl.provision.crew import PowerHands, ProbeEyes, SystemClock, ladder_names, switched_off
 from duckctl.provision.decide import (
     Do,
     DuckPlan,
@@ -133,13 +133,24 @@ def survey(
     look = look_at(fleet, ducks)
     rules = Rules(look.expected, limits, restart_all)
     ladders = {duck.name: ladder_names(duck, fleet) for duck in ducks}
+    unsure = [duck for duck in ducks if _is_unsure(records[duck.name], look.answers[duck.name])]
+    off = switched_off(unsure, fleet)
     situations = [
-        Situation(duck, records[duck.name], look.answers[duck.name], ladders[duck.name])
+        Situation(
+            *(duck, records[duck.name], look.answers[duck.name], ladders[duck.name]),
+            is_off=duck.name in off,
+        )
         for duck in ducks
     ]
     now_s = time.time()
     plans = tuple(plan_duck(situation, rules, now_s) for situation in situations)
     return Survey(look, records, ladders, plans, rules)
+
+
+def _is_unsure(record: DuckRecord, facts: Mapping[str, Any]) -> bool:
+    """It was to be switched when a run ended: nobody knows whether that was done."""
+    was_asked = record.state is State.BOOTING and record.step is Step.POWER
+    return was_asked and not facts["reachable"]
 
 
 def read_states(fleet: Fleet, names: Sequence[str]) -> dict[str, DuckRecord]:

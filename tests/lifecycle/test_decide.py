@@ -120,7 +120,15 @@ def test_a_duck_that_was_started_before_is_waited_for(duck: Duck, step: Step) ->
     assert (early.do, late.do) == (Do.WAIT, Do.SWITCH)
 
 
-def test_a_duck_without_a_switch_is_switched_by_hand(duck: Duck) -> None:
+def test_a_duck_that_was_to_be_switched_and_is_off_is_switched(duck: Duck) -> None:
+    """A run was killed before (or in the middle of) the switching: a switch that says "off" is
+    believed, so nobody waits for a box without power."""
+    record = booting(duck, Step.POWER, NOW_S - 1)
+    situation = Situation(duck, record, silence(duck), ("command",), is_off=True)
+    assert plan_duck(situation, PROVISION, NOW_S).do is Do.SWITCH
+
+
+def test_t55_a_duck_without_a_switch_is_switched_by_hand(duck: Duck) -> None:
     """T55: a box that boots from the network, and that nothing can switch, is a person's work."""
     assert plan(duck, silence(duck), ladder=("reboot",)).do is Do.BY_HAND
 

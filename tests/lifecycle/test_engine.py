@@ -92,7 +92,7 @@ def test_a_second_run_touches_nothing(fleet: Fleet) -> None:
         assert len(store.events()) == before
 
 
-def test_a_hung_boot_is_switched_again_and_then_given_up(fleet: Fleet) -> None:
+def test_t3_a_hung_boot_is_switched_again_and_then_given_up(fleet: Fleet) -> None:
     """T3: a stage that does not end is cut off, tried a bounded number of times, and reported with
     the last stage reached."""
 

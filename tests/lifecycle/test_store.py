@@ -58,7 +58,7 @@ def test_the_history_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert (events[-1].reason, events[-1].number) == ("n499", 500)
 
 
-def test_made_up_cards_do_not_fill_the_disk(
+def test_t30_made_up_cards_do_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T30: boxes with random addresses push out the oldest sightings, not the disk."""

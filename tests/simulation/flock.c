@@ -85,9 +85,10 @@ void box_power(struct box *box, bool on) {
     box_enter(box, FIRMWARE, firmware_ns + random_below(firmware_ns));
 }
 
-/* An address and a boot file: fetch it. Without a file, firmware would go on to the disk. */
+/* An address and a boot file: fetch it. Without a file, firmware goes on to a disk that isn't
+ * there. */
 void box_hears_lease(struct box *box) {
-    if (box->file[0] == 0) {
+    if (box->file[0] == 0 || box->stops_in == FETCH) {
         box_enter(box, HUNG, 0);
         box->due_ns = UINT64_MAX;
         return;

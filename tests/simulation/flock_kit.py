@@ -62,7 +62,16 @@ def build_flock(folder: Path) -> Path:
         (ROOT / "kernels/wire").glob("*.c")
     )
     includes = [f"-I{ROOT / p}" for p in ("images/core", "kernels/include", "kernels/wire")]
-    words = ["gcc", *FLAGS, *includes, f"-I{HERE}", *sources, "-lbearssl", "-o", program]
+    words: list[str | Path] = [
+        "gcc",
+        *FLAGS,
+        *includes,
+        f"-I{HERE}",
+        *sources,
+        "-lbearssl",
+        "-o",
+        program,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return program
@@ -109,6 +118,10 @@ class Running:
         took_s = time.monotonic() - self.begin_s
         assert took_s < timeout_s, self.err.read_text()[-3000:]
 
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal sends it: to the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
     def kill(self) -> None:
         """kill -9 to the whole group: the command and what it has started."""
         if self.process.poll() is None:
@@ -127,6 +140,7 @@ class Flock:
     switched: bool  # the boxes have a power switch in the inventory
     firmware_ms: int = 300
     start_ms: int = 200
+    strangers: int = 0  # boxes of domain 0 that the inventory does not name
     tag: str = field(default_factory=lambda: f"fl{secrets.token_hex(3)}")
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -143,6 +157,11 @@ class Flock:
 
     def name(self, index: int) -> str:
         return f"duck{index + 1:04}"
+
+    def stranger(self, number: int) -> str:
+        """The name that a box of nobody would get, in domain 0."""
+        first = -(-self.ducks // self.domains) * self.domains
+        return self.name(first + number * self.domains)
 
     def domain_of(self, name: str) -> int:
         return (int(name.removeprefix("duck")) - 1) % self.domains
@@ -174,6 +193,8 @@ class Flock:
                 address = f"10.77.{2 * d + place // 256}.{place % 256}"
                 text += DUCK.format(name=self.name(index), mac=mac, address=address)
                 boxes.append(f"{self.name(index)} {mac} {ARCHS[index // self.domains % 4]}")
+            if d == 0:
+                boxes += [f"{self.stranger(n)} {stranger_mac(n)} 7" for n in range(self.strangers)]
             (self.folder / f"boxes{d}").write_text("\n".join(boxes) + "\n")
         self.inventory.write_text(text)
 
@@ -325,6 +346,10 @@ def running_flock(flock: Flock, on: bool) -> Iterator[Flock]:
         yield flock
     finally:
         flock.close()
+
+
+def stranger_mac(number: int) -> str:
+    return f"a8:b8:e0:99:00:{number:02x}"
 
 
 def _ip(*words: str) -> None:
