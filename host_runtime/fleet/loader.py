@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from host_runtime.transport import Progress, Transport, TransportError
 REQUEST_TIMEOUT_MS = 5000
 # A duck hashes at least this much per second when it checks a piece.
 HASH_BYTES_PER_S_MIN = 20 << 20
+COMMITS_MAX = 3  # pieces of one duck that are being hashed at a time
 # A host that died keeps its session for DUCK_OWNER_SILENT_MS; wait a little longer than that.
 BUSY_WAIT_S = wire.OWNER_SILENT_MS / 1000 + 2.0
 BUSY_RETRY_S = 0.25
@@ -192,12 +194,13 @@ class DuckLoader:
     def _load_weights(self, *, resume: bool) -> int:
         """Returns the number of bytes that had to be sent.
 
-        While the duck hashes one piece for its COMMIT, the next one is read, checked and sent.
+        While the duck hashes pieces for their COMMITs (a bare-metal duck several at once), the next
+        ones are read, checked and sent. The last COMMIT goes alone: it says that the set is whole.
         """
         self._reserve(wire.Region.WEIGHTS, self._part.region_bytes, fresh=not resume)
         sent = 0
-        committed: Future[None] | None = None
-        with ThreadPoolExecutor(1, thread_name_prefix="fleet-commit") as committer:
+        committed: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(COMMITS_MAX, thread_name_prefix="fleet-commit") as committer:
             for piece in self._part.pieces:
                 resume = resume and self._is_in_place(piece)
                 if resume:
@@ -206,12 +209,13 @@ class DuckLoader:
                 with self._budget.reserve(piece.size_bytes):
                     self._stop_if_cancelled()
                     self._send(wire.Region.WEIGHTS, piece.offset, read_piece(piece))
-                if committed is not None:
-                    committed.result()
-                committed = committer.submit(self._commit_piece, piece)
+                is_last = piece is self._part.pieces[-1]
+                while committed and (is_last or len(committed) == COMMITS_MAX):
+                    committed.popleft().result()
+                committed.append(committer.submit(self._commit_piece, piece))
                 sent += piece.size_bytes
-            if committed is not None:
-                committed.result()
+            while committed:
+                committed.popleft().result()
         return sent
 
     def _is_in_place(self, piece: PieceConfig) -> bool:
@@ -256,7 +260,7 @@ class DuckLoader:
         if set_id is not None:
             commit.flags = wire.COMMIT_LAST
             commit.set_id[:] = list(set_id)
-        timeout_ms = REQUEST_TIMEOUT_MS + size * 1000 // HASH_BYTES_PER_S_MIN
+        timeout_ms = REQUEST_TIMEOUT_MS + COMMITS_MAX * size * 1000 // HASH_BYTES_PER_S_MIN
         self._request(wire.MessageType.COMMIT, bytes(commit), timeout_ms)
 
     def _request(self, kind: wire.MessageType, payload: bytes, timeout_ms: int) -> bool:
