@@ -19,7 +19,8 @@ ELF64 = struct.Struct("<4sBBBB8xHHIQQQIHHHHHH")
 PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 NOTE_HEADER = struct.Struct("<III")
 PROGRAM_HEADERS_MAX = 64
-ET_DYN, EM_X86_64, PT_NOTE = 3, 62, 4
+ET_DYN, EM_X86_64, PT_LOAD, PT_NOTE = 3, 62, 1, 4
+PAGE_BYTES = 4096
 HINT = "give the experts kernel that was installed with duckctl (experts-avx2.elf)"
 
 
@@ -77,6 +78,18 @@ def find_note(data: bytes) -> wire.KernelNote | None:
             if note is not None:
                 return note
     return None
+
+
+def memory_span(data: bytes) -> int:
+    """Bytes of memory that a kernel's segments span, whole pages; the file has a note already."""
+    header = ELF64.unpack_from(data)
+    table, count = header[9], header[14]
+    ends = [0]
+    for index in range(count):
+        segment = PROGRAM_HEADER.unpack_from(data, table + index * PROGRAM_HEADER.size)
+        if segment[0] == PT_LOAD:
+            ends.append(segment[3] + segment[6])
+    return int(-(-max(ends) // PAGE_BYTES) * PAGE_BYTES)
 
 
 def _note_in(segment: bytes) -> wire.KernelNote | None:
