@@ -36,7 +36,8 @@ class CommandEntry:
 
 COMMANDS = (
     CommandEntry("demo", "demo", "Answer two prompts with a lab of ducks on this machine."),
-    CommandEntry("init", "init", "Make the key that host and ducks share."),
+    CommandEntry("init", "init", "Make the fleet's key pair."),
+    CommandEntry("trust", "trust", "Show, accept and forget the ducks' own keys."),
     CommandEntry("inventory", "inventory", "Check and show an inventory."),
     CommandEntry("image", "image", "Build, show, check and sign the images that ducks boot."),
     CommandEntry("boot", "boot", "Serve network boot; say what each duck boots next."),
@@ -47,7 +48,9 @@ COMMANDS = (
     CommandEntry("serve", "serve", "Serve a model through an OpenAI-compatible API."),
     CommandEntry("chat", "chat", "Talk to a served model in the terminal."),
     CommandEntry("provision", "provision", "Bring ducks up: images, host, boot, verification."),
-    CommandEntry("reboot", "reboot", "Restart ducks, all or in turn, and wait until they are back."),
+    CommandEntry(
+        "reboot", "reboot", "Restart ducks, all or in turn, and wait until they are back."
+    ),
     CommandEntry("status", "status", "Show the state of every duck."),
     CommandEntry("events", "events", "Show what happened to the ducks."),
     CommandEntry("wait", "wait", "Wait until ducks are ready or serving."),

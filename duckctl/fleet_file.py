@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duckctl.inventory import Duck, Fleet
+from duckctl.keys import pins_path
 
 SCHEMA_VERSION = 1
 
@@ -21,6 +22,7 @@ def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[st
         "schema_version": SCHEMA_VERSION,
         "name": fleet.name,
         "key_file": str(fleet.key_file),
+        "pins_file": str(pins_path(fleet.key_file)),
         "domains": [
             {
                 "name": domain.name,
@@ -38,6 +40,7 @@ def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[st
                 "address": str(duck.address),
                 "port": duck.port,
                 "slot": slot,
+                "identity": duck.identity,
             }
             for slot, duck in enumerate(chosen)
         ],

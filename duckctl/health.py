@@ -133,6 +133,8 @@ def judge(
     found: list[Concern] = []
     if not facts["reachable"]:
         found.append(Concern(Gravity.SILENT, error or "does not answer"))
+    elif facts.get("state") is None:  # another key, or another version: it was asked no more
+        found.append(Concern(Gravity.STALE, error or "tells nothing of itself"))
     else:
         if not facts.get("build_ok", True):
             theirs = str(facts.get("build") or "unknown")[:12]

@@ -63,6 +63,7 @@ class Duck:
     cores: int | None
     link_mbps: int | None
     power: tuple[Power, ...]
+    identity: Literal["pinned", "per_boot"]
     line: int = field(compare=False)
     ipxe: Literal["snponly", "ipxe"] = "snponly"
     temperature_c_max: int = 95  # health warns above; an N100 throttles at 105
@@ -381,6 +382,7 @@ class _Parser:
                     cores=_value(values, "duck_cores", None),
                     link_mbps=_value(values, "duck_link_mbps", None),
                     power=_value(values, "duck_power", ()),
+                    identity=_value(values, "duck_identity", "pinned"),
                     line=raw.line,
                     ipxe=_value(values, "duck_ipxe", "snponly"),
                     temperature_c_max=_value(values, "duck_temperature_c_max", 95),

@@ -230,6 +230,7 @@ FIELDS: Mapping[str, Field] = {
     "duck_memory_gib": _field(_integer(1, 4096), *_EVERY_DUCK),
     "duck_cores": _field(_integer(1, CORES_MAX), *_EVERY_DUCK),
     "duck_link_mbps": _field(_integer(10, 400_000), *_EVERY_DUCK),
+    "duck_identity": _field(_choice("pinned", "per_boot"), *_EVERY_DUCK),
     "duck_power": _field(_power, *_EVERY_DUCK),
     "duck_temperature_c_max": _field(_integer(30, 120), *_EVERY_DUCK),
     "duck_loss_permille_max": _field(_integer(0, 1000), *_EVERY_DUCK),

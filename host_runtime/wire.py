@@ -36,7 +36,7 @@ def layout(cls: S) -> S:
 
 # ---- wire.h: constants -------------------------------------------------------------------------
 WIRE_MAGIC = 0x4B435544
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 WIRE_PORT = 7211
 WIRE_PACKET_BYTES_MAX = 8972
 WIRE_FRAGMENT_BYTES_MAX = 8896
@@ -50,6 +50,8 @@ WIRE_NACK_RANGES_MAX = 64
 WIRE_NAME_BYTES = 32
 WIRE_TEXT_BYTES = 192
 WIRE_KEY_BYTES = 32
+WIRE_PUBLIC_BYTES = 65
+WIRE_SIGNATURE_BYTES = 64
 WIRE_NONCE_BYTES = 16
 WIRE_MAC_BYTES = 16
 WIRE_DIGEST_BYTES = 32
@@ -66,6 +68,7 @@ CPU_AVXVNNI = 32
 RESERVE_FRESH = 1
 COMMIT_LAST = 1
 OPEN_TAKEOVER = 1
+INFO_NIC_UNPROVEN = 1
 OWNER_SILENT_MS = 3000
 
 
@@ -91,6 +94,10 @@ class MessageType(IntEnum):
     STATS = 6
     REBOOT = 7
     DONE = 8
+    COOKIE = 10
+    PROOF = 11
+    DOMAIN_KEY = 12
+    REKEY = 13
     RESERVE = 16
     WRITE = 17
     WRITE_ACK = 18
@@ -110,7 +117,7 @@ class MessageType(IntEnum):
 class WireKey(IntEnum):
     """enum duck_wire_key"""
 
-    FLEET = 0
+    CLEAR = 0
     SESSION = 1
     DOMAIN = 2
 
@@ -194,14 +201,14 @@ class PacketHeader(ctypes.LittleEndianStructure):
     version: U8
     type: U8
     key: U8
-    reserved: U8
+    epoch: U8
     session: U32
     sequence: U32
     message_bytes: U32
     fragment_index: U32
     fragment_bytes: U16
     payload_bytes: U16
-    reserved2: U32
+    start: U32
     counter: U64
     mac: Annotated[Bytes, ctypes.c_uint8 * 16]
 
@@ -209,19 +216,62 @@ class PacketHeader(ctypes.LittleEndianStructure):
 @layout
 class Hello(ctypes.LittleEndianStructure):
     session: U32
-    domain_session: U32
+    protocol_version: U32
     host_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
-    domain_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
     build: Annotated[Bytes, ctypes.c_uint8 * WIRE_BUILD_BYTES]
+    pad: Annotated[Bytes, ctypes.c_uint8 * 148]
+
+
+@layout
+class Cookie(ctypes.LittleEndianStructure):
+    session: U32
+    protocol_version: U32
+    host_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
+    duck_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
+    boot_id: U64
+    ephemeral: Annotated[Bytes, ctypes.c_uint8 * WIRE_KEY_BYTES]
+    identity: Annotated[Bytes, ctypes.c_uint8 * WIRE_KEY_BYTES]
+    build: Annotated[Bytes, ctypes.c_uint8 * WIRE_BUILD_BYTES]
+    platform: U32
+    name: Annotated[bytes, ctypes.c_char * WIRE_NAME_BYTES]
+    reserved: Annotated[Bytes, ctypes.c_uint8 * 24]
+
+
+@layout
+class Proof(ctypes.LittleEndianStructure):
+    session: U32
     reserved: U32
+    host_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
+    duck_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
+    ephemeral: Annotated[Bytes, ctypes.c_uint8 * WIRE_KEY_BYTES]
+    signature: Annotated[Bytes, ctypes.c_uint8 * WIRE_SIGNATURE_BYTES]
+    pad: Annotated[Bytes, ctypes.c_uint8 * 152]
+
+
+@layout
+class DomainKey(ctypes.LittleEndianStructure):
+    domain_session: U32
+    reserved: U32
+    wrap_counter: U64
+    sealed_key: Annotated[Bytes, ctypes.c_uint8 * 16]
+    tag: Annotated[Bytes, ctypes.c_uint8 * WIRE_MAC_BYTES]
+    pad: Annotated[Bytes, ctypes.c_uint8 * 160]
+
+
+@layout
+class Rekey(ctypes.LittleEndianStructure):
+    epoch: U32
+    reserved: U32
+    ephemeral: Annotated[Bytes, ctypes.c_uint8 * WIRE_KEY_BYTES]
 
 
 @layout
 class Info(ctypes.LittleEndianStructure):
     session: U32
     protocol_version: U32
-    host_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
-    duck_nonce: Annotated[Bytes, ctypes.c_uint8 * WIRE_NONCE_BYTES]
+    nic_driver: Annotated[bytes, ctypes.c_char * 16]
+    flags: U32
+    reserved: Annotated[ctypes.Array[ctypes.c_uint32], ctypes.c_uint32 * 3]
     boot_id: U64
     build: Annotated[Bytes, ctypes.c_uint8 * WIRE_BUILD_BYTES]
     platform: U32

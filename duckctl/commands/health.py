@@ -147,6 +147,8 @@ def _row(duck: DuckHealth) -> tuple[object, ...]:
     address = facts.get("endpoint", "")
     if not duck.reachable:
         return (duck.name, address, "no answer", *["-"] * 11, duck.problem)
+    if facts.get("state") is None:
+        return (duck.name, address, "refused", *["-"] * 11, duck.problem)
     temperature = facts.get("temperature_c")
     stats: Mapping[str, Any] = facts.get("stats") or {}
     dropped = sum(value for key, value in stats.items() if key.startswith("dropped_"))

@@ -1,4 +1,4 @@
-"""``duckctl init``: makes the fleet key."""
+"""``duckctl init``: makes the fleet's key pair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from duckctl.console import talk
 from duckctl.errors import UsageError
-from duckctl.keys import check_key, make_key
+from duckctl.keys import make_key, public_key, public_path
 
 app = typer.Typer()
 
@@ -16,13 +16,14 @@ app = typer.Typer()
 @app.command()
 def init(
     fleet_dir: Path = typer.Option(
-        Path("inventory"), "--fleet-dir", help="Folder of the inventory; the key goes there."
+        Path("inventory"), "--fleet-dir", help="Folder of the inventory; the keys go there."
     ),
     check: bool = typer.Option(False, "--check", help="Only check the key that is there."),
 ) -> None:
-    """Make the key that host and ducks share: 64 hex digits in FLEET_DIR/fleet.key, mode 0600.
+    """Make the fleet's key pair: FLEET_DIR/fleet.key (private, mode 0600) and fleet.pub.
 
-    Whoever has the key can run code on the ducks. It is never shown and never overwritten.
+    Ducks and boot images get fleet.pub and obey whoever holds fleet.key, which stays on the host:
+    it is never shown and never overwritten. `duckctl trust` shows the ducks' own keys.
 
     \b
     Examples:
@@ -36,6 +37,7 @@ def init(
             raise UsageError(f"there is no folder {fleet_dir}", f"make it: mkdir -p {fleet_dir}")
         make_key(path)
         talk(f"wrote {path}; name it in the inventory: fleet_key_file: fleet.key")
-    check_key(path)
+        talk(f"wrote {public_path(path)} for the ducks and their images")
+    public_key(path)
     if check:
-        talk(f"{path} is a good key file")
+        talk(f"{path} is a good key file, and {public_path(path)} belongs to it")

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from duckctl.console import detail, talk
 from duckctl.errors import UsageError
-from duckctl.keys import check_key, make_key
+from duckctl.keys import make_key, public_key
 from duckctl.lab.inventory_text import lab_inventory
 from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
 from duckctl.native import native_path
@@ -69,7 +69,7 @@ def up(folder: LabFolder, shape: LabShape, tied: bool = False) -> LabState:
             state = LabState(shape, fresh)
         if not folder.key_file.exists():
             make_key(folder.key_file)
-        check_key(folder.key_file)
+        public_key(folder.key_file)  # checks the pair
         missing = [duck for duck in state.ducks if not duck.is_running()]
         if not missing:
             talk(f"all {shape.ducks} ducks run already")
@@ -197,7 +197,8 @@ def duckd_command(
         str(native_path("duckd")),
         *("--name", name),
         *("--listen", f"{address}:{port}"),
-        *("--key-file", str(folder.key_file)),
+        *("--fleet-pub", str(folder.public_key_file)),
+        *("--identity-file", str(folder.identity(name))),
         *("--cores", str(cores)),
         *("--poll", poll),
     ]

@@ -2,7 +2,8 @@
 
 lab.json        the state, replaced whole at each change
 inventory.yml   the fleet as every other command reads it
-fleet.key       the fleet's key
+fleet.key       the fleet's private key; fleet.pub: its public half; fleet.pins.json: the ducks'
+                keys, pinned; identities/: the process ducks' own keys
 logs/d01.log    what a duck said
 """
 
@@ -100,11 +101,20 @@ class LabFolder:
     def key_file(self) -> Path:
         return self.root / "fleet.key"
 
+    @property
+    def public_key_file(self) -> Path:
+        return self.root / "fleet.pub"
+
+    def identity(self, name: str) -> Path:
+        """A process duck's own key; it makes the file at its first start."""
+        return self.root / "identities" / f"{name}.key"
+
     def log(self, name: str) -> Path:
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
         (self.root / "logs").mkdir(parents=True, exist_ok=True)
+        (self.root / "identities").mkdir(exist_ok=True)
         self.root.chmod(0o700)
 
     def document(self) -> dict[str, Any] | None:

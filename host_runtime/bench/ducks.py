@@ -132,7 +132,7 @@ def _greet(
 
     def ask(index: int) -> DuckFacts | None:
         try:
-            facts = facts_of(transport.hello(index, timeout_ms)[0])
+            facts = facts_of(transport.hello(index, timeout_ms).info)
         except TransportError as error:
             found[index].problem = error.message
             return None
@@ -232,7 +232,7 @@ def _paired(old: Sequence[float], new: Sequence[float]) -> list[tuple[float, flo
 
 def _body(onlooker: Transport, index: int) -> str:
     """What the kernel chose, as the duck tells whoever asks: ``body int, ...``."""
-    words = facts_of(onlooker.hello(index, 2000)[0]).kernel
+    words = facts_of(onlooker.hello(index, 2000).info).kernel
     match = re.match(r"body (\w+)", words)
     return match[1] if match else words
 

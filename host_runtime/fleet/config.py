@@ -1,4 +1,4 @@
-"""The fleet file: which ducks there are, how to reach them, and the fleet's key.
+"""The fleet file: which ducks there are, how to reach them, and the fleet's private key.
 
 duckctl writes it (``duckctl serve``, ``duckctl lab up``); docs/reference/fleet.md lists its keys.
 """
@@ -13,11 +13,14 @@ from pathlib import Path
 
 from host_runtime import wire
 from host_runtime.errors import FileFormatError
+from host_runtime.fleet.pins import IdentityPolicy
 from host_runtime.jsonfile import JsonObject, read_json_object
 
 SCHEMA_VERSION = 1
 DUCKS_MAX = 64  # of one host transport (DUCKHOST_DUCKS_MAX)
 MTU_MIN, MTU_MAX = 576, 9216
+KEY_LABEL = "duck-p256-private:"
+OLD_KEY = re.compile(r"[0-9a-fA-F]{64}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -40,6 +43,7 @@ class DuckConfig:
     address: str
     port: int
     slot: int
+    identity: IdentityPolicy = IdentityPolicy.PINNED
 
     @property
     def endpoint(self) -> str:
@@ -52,6 +56,7 @@ class FleetConfig:
 
     name: str
     key_file: Path
+    pins_file: Path
     domains: tuple[DomainConfig, ...]
     ducks: tuple[DuckConfig, ...]
 
@@ -67,6 +72,9 @@ def load_fleet(path: Path) -> FleetConfig:
     key_file = Path(root.text("key_file"))
     if not key_file.is_absolute():
         raise root.fail("key_file", f"'{key_file}' is not an absolute path")
+    pins_file = Path(root.text("pins_file")) if root.has("pins_file") else _pins_beside(key_file)
+    if not pins_file.is_absolute():
+        raise root.fail("pins_file", f"'{pins_file}' is not an absolute path")
     domains = tuple(_domain(entry) for entry in root.children("domains"))
     names = [domain.name for domain in domains]
     for twice in sorted({entry for entry in names if names.count(entry) > 1}):
@@ -76,11 +84,11 @@ def load_fleet(path: Path) -> FleetConfig:
         raise root.fail("ducks", f"expected 1 to {DUCKS_MAX} ducks, found {len(ducks)}")
     _refuse_twins(root, ducks)
     root.finish()
-    return FleetConfig(name, key_file, domains, ducks)
+    return FleetConfig(name, key_file, pins_file, domains, ducks)
 
 
 def read_key(path: Path) -> bytes:
-    """The fleet key: 64 hex digits in a file that only its owner can read."""
+    """The fleet's private key, from a file that only its owner can read."""
     where = f"key file {path}"
     try:
         mode = path.stat().st_mode
@@ -96,12 +104,20 @@ def read_key(path: Path) -> bytes:
             f"{where}: other users may read it (mode {stat.S_IMODE(mode):04o})",
             f"run: chmod 600 {path}",
         )
+    digits = text.removeprefix(KEY_LABEL)
+    if digits == text and OLD_KEY.fullmatch(text):
+        raise FileFormatError(
+            f"{where}: is a shared key of an older version; a fleet has a key pair now",
+            "move it away, make a pair with: duckctl init, and give the ducks the public key",
+        )
     try:
-        key = bytes.fromhex(text)
+        key = bytes.fromhex(digits) if digits != text else b""
     except ValueError:
         key = b""
     if len(key) != wire.WIRE_KEY_BYTES:
-        raise FileFormatError(f"{where}: expected {2 * wire.WIRE_KEY_BYTES} hex digits")
+        raise FileFormatError(
+            f"{where}: expected '{KEY_LABEL}' and {2 * wire.WIRE_KEY_BYTES} hex digits"
+        )
     return key
 
 
@@ -123,11 +139,22 @@ def _duck(entry: JsonObject, domains: list[str], slot: int) -> DuckConfig:
         address=_address(entry, "address", null=False) or "",
         port=entry.integer("port", 1, 65535),
         slot=entry.integer("slot", 0, DUCKS_MAX - 1),
+        identity=_policy(entry),
     )
     if duck.slot != slot:
         raise entry.fail("slot", f"is {duck.slot}, expected {slot}: ducks are in slot order")
     entry.finish()
     return duck
+
+
+def _policy(entry: JsonObject) -> IdentityPolicy:
+    if not entry.has("identity"):
+        return IdentityPolicy.PINNED
+    return IdentityPolicy(entry.choice("identity", list(IdentityPolicy)))
+
+
+def _pins_beside(key_file: Path) -> Path:
+    return key_file.with_suffix(".pins.json")
 
 
 def _name(entry: JsonObject) -> str:

@@ -24,6 +24,7 @@ NEEDS_REVIVAL = frozenset(
     {
         DuckState.UNREACHABLE,
         DuckState.WRONG_VERSION,
+        DuckState.WRONG_IDENTITY,
         DuckState.IDLE,
         DuckState.LOST,
         DuckState.FAULTED,

@@ -25,7 +25,7 @@ from host_runtime.fleet.cache import PieceConfig, SliceConfig, check_piece_size,
 from host_runtime.fleet.config import DuckConfig
 from host_runtime.fleet.kernel_file import KernelFile
 from host_runtime.fleet.versions import DuckFacts, facts_of
-from host_runtime.transport import Progress, Transport, TransportError
+from host_runtime.transport import Progress, Transport, TransportCode, TransportError
 
 REQUEST_TIMEOUT_MS = 5000
 # A duck hashes at least this much per second when it checks a piece.
@@ -162,7 +162,7 @@ class DuckLoader:
             check_piece_size(piece)
         if self._claim():
             # Another host had the duck meanwhile and may have loaded something else.
-            facts = facts_of(self._transport.hello(self._index, REQUEST_TIMEOUT_MS)[0])
+            facts = facts_of(self._transport.hello(self._index, REQUEST_TIMEOUT_MS).info)
         self._load_kernel()
         if facts.weights_id == self._part.set_id:
             self._bytes_done = self._part.region_bytes
@@ -247,6 +247,10 @@ class DuckLoader:
             write.cancel = 1
         try:
             self._transport.write(self._index, region, offset, data, write)
+        except TransportError as error:
+            if error.code is TransportCode.CANCELLED:
+                raise LoadCancelledError(f"{self._duck.name}: loading was cancelled") from error
+            raise
         finally:
             with self._count_lock:
                 self._write = None

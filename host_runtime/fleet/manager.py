@@ -27,6 +27,7 @@ from host_runtime.fleet.config import FleetConfig
 from host_runtime.fleet.keeper import Keeper, failure_state, watch
 from host_runtime.fleet.kernel_file import KernelFile
 from host_runtime.fleet.loader import LoadCancelledError, PieceBudget
+from host_runtime.fleet.pins import IdentityError
 from host_runtime.fleet.status import (
     LOG_LEVELS,
     DuckReport,
@@ -209,7 +210,10 @@ class FleetManager:
         """HELLO and version check; raises HostError with the duck's name in it."""
         keeper = self._keepers[index]
         try:
-            info, _ = self._transport.hello(index, HELLO_TIMEOUT_MS)
+            info = self._transport.hello(index, HELLO_TIMEOUT_MS).info
+        except IdentityError as error:
+            self._mark(keeper, DuckState.WRONG_IDENTITY, error.message)
+            raise
         except TransportError as error:
             stale = error.code is TransportCode.VERSION
             state = DuckState.WRONG_VERSION if stale else DuckState.UNREACHABLE

@@ -24,6 +24,7 @@ from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig, FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
+from host_runtime.fleet.pins import IdentityError
 from host_runtime.fleet.versions import DuckFacts, facts_of, feature_names
 from host_runtime.transport import Transport, TransportCode, TransportError, TransportOptions
 
@@ -80,6 +81,8 @@ def _ask(
         "stats": None,
         "round_trip_us": None,
         "answered_at": None,
+        "identity": None,
+        "handshake_ms": None,
         **dict.fromkeys(_facts_json(facts_of(wire.Info()), transport.build)),
     }
     errors: list[str] = []
@@ -91,14 +94,23 @@ def _ask(
             errors.append(error.message)
 
     try:
-        info, round_trip_ns = transport.hello(index, timeout_ms)
+        greeting = transport.hello(index, timeout_ms)
+    except IdentityError as error:
+        answer["reachable"] = True  # something answers, and is not asked anything else
+        answer["error"] = error.message
+        return answer
     except TransportError as error:
         answer["reachable"] = error.code is TransportCode.VERSION  # it did answer
         answer["error"] = error.message
         return answer
     answer["answered_at"] = time.time()
-    facts = facts_of(info)
-    answer.update(_facts_json(facts, transport.build), round_trip_us=round_trip_ns / 1000)
+    facts = facts_of(greeting.info)
+    answer.update(
+        _facts_json(facts, transport.build),
+        round_trip_us=greeting.round_trip_ns / 1000,
+        identity=greeting.identity.hex(),
+        handshake_ms=transport.duck_status(index).handshake_ns / 1e6,
+    )
     answer["reachable"] = True
     if facts.name != duck.name:
         errors.append(f"the duck at {duck.endpoint} calls itself '{facts.name}'")
@@ -137,6 +149,8 @@ def _facts_json(facts: DuckFacts, host_build: str) -> dict[str, Any]:
         "mtu_bytes": facts.mtu_bytes,
         "uptime_s": facts.uptime_s,
         "kernel": facts.kernel,
+        "nic_driver": facts.nic_driver or None,
+        "nic_unproven": facts.nic_unproven,
     }
 
 

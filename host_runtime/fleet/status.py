@@ -21,6 +21,7 @@ class DuckState(StrEnum):
 
     UNREACHABLE = "unreachable"  # never answered, or not since it was lost
     WRONG_VERSION = "wrong-version"  # answers, but does not fit this host, kernel or cache
+    WRONG_IDENTITY = "wrong-identity"  # proves another key than the pinned one
     IDLE = "idle"  # answers and fits; nothing loaded yet
     LOADING = "loading"
     READY = "ready"  # kernel and weights are there, no compute session
@@ -33,6 +34,7 @@ class DuckState(StrEnum):
 LOG_LEVELS = {
     DuckState.UNREACHABLE: logging.WARNING,
     DuckState.WRONG_VERSION: logging.WARNING,
+    DuckState.WRONG_IDENTITY: logging.ERROR,
     DuckState.IDLE: logging.DEBUG,
     DuckState.LOADING: logging.DEBUG,
     DuckState.READY: logging.DEBUG,

@@ -42,6 +42,8 @@ class DuckFacts:
     abi_version: int
     weights_id: bytes
     uptime_s: float
+    nic_driver: str  # empty = unknown
+    nic_unproven: bool  # this driver has not been seen to work on silicon
     kernel: str  # what the open session's kernel said on its start: the body it chose
 
 
@@ -93,6 +95,8 @@ def facts_of(info: wire.Info) -> DuckFacts:
         abi_version=info.abi_version,
         weights_id=bytes(info.weights_id),
         uptime_s=info.uptime_ns / 1e9,
+        nic_driver=info.nic_driver.decode("utf-8", "replace"),
+        nic_unproven=bool(info.flags & wire.INFO_NIC_UNPROVEN),
         kernel=info.kernel.decode("utf-8", "replace"),
     )
 

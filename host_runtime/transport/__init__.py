@@ -4,6 +4,8 @@ from host_runtime.transport.api import (
     DomainEndpoint,
     DuckEndpoint,
     Faults,
+    Greeting,
+    IdentityCheck,
     Transport,
     TransportOptions,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "DuckUnreachableError",
     "FaultCounters",
     "Faults",
+    "Greeting",
+    "IdentityCheck",
     "Progress",
     "Timing",
     "Transport",

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <new>
+#include <strings.h>
 #include <thread>
 
 using duckhost::fail;
@@ -47,6 +48,15 @@ template <typename Body> int guarded(duckhost_fleet *fleet, duckhost_error *erro
     }
 }
 
+void file_digest(const void *data, size_t bytes, uint8_t digest[DUCK_WIRE_DIGEST_BYTES]) {
+    static const char label[] = "duck file 1";
+    duck_sha256 hash;
+    duck_sha256_start(&hash);
+    duck_sha256_add(&hash, label, sizeof label - 1);
+    duck_sha256_add(&hash, data, bytes);
+    duck_sha256_end(&hash, digest);
+}
+
 } // namespace
 
 extern "C" {
@@ -55,16 +65,48 @@ uint32_t duckhost_api_version(void) { return DUCKHOST_API_VERSION; }
 
 const char *duckhost_build(void) { return DUCK_BUILD_HASH; }
 
+int duckhost_make_key(uint8_t *private_key, uint8_t *public_key) {
+    uint8_t seed[32];
+    if (private_key == nullptr || public_key == nullptr) return DUCKHOST_ERR_ARGUMENT;
+    if (!duckhost::random_bytes(seed, sizeof seed)) return DUCKHOST_ERR_SYSTEM;
+    duck_fleet_make(seed, private_key);
+    explicit_bzero(seed, sizeof seed);
+    return duckhost_public_key(private_key, public_key);
+}
+
+int duckhost_public_key(const uint8_t *private_key, uint8_t *public_key) {
+    if (private_key == nullptr || public_key == nullptr) return DUCKHOST_ERR_ARGUMENT;
+    return duck_fleet_public(private_key, public_key) ? DUCKHOST_OK : DUCKHOST_ERR_ARGUMENT;
+}
+
+int duckhost_sign(const uint8_t *private_key, const void *data, size_t bytes, uint8_t *signature) {
+    uint8_t digest[DUCK_WIRE_DIGEST_BYTES], public_key[DUCK_WIRE_PUBLIC_BYTES];
+    if (private_key == nullptr || data == nullptr || signature == nullptr ||
+        !duck_fleet_public(private_key, public_key))
+        return DUCKHOST_ERR_ARGUMENT;
+    file_digest(data, bytes, digest);
+    return duck_fleet_sign(private_key, digest, signature) ? DUCKHOST_OK : DUCKHOST_ERR_ARGUMENT;
+}
+
+int duckhost_verify(const uint8_t *public_key, const void *data, size_t bytes,
+                    const uint8_t *signature) {
+    uint8_t digest[DUCK_WIRE_DIGEST_BYTES];
+    if (public_key == nullptr || data == nullptr || signature == nullptr)
+        return DUCKHOST_ERR_ARGUMENT;
+    file_digest(data, bytes, digest);
+    return duck_fleet_verify(public_key, digest, signature) ? DUCKHOST_OK : DUCKHOST_ERR_ARGUMENT;
+}
+
 int duckhost_open(const duckhost_domain *domains, uint32_t domain_count, const duckhost_duck *ducks,
-                  uint32_t duck_count, const uint8_t *fleet_key, const duckhost_options *options,
-                  duckhost_fleet **out, duckhost_error *error) {
-    if (domains == nullptr || ducks == nullptr || fleet_key == nullptr || options == nullptr ||
+                  uint32_t duck_count, const uint8_t *fleet_private,
+                  const duckhost_options *options, duckhost_fleet **out, duckhost_error *error) {
+    if (domains == nullptr || ducks == nullptr || fleet_private == nullptr || options == nullptr ||
         out == nullptr)
         return null_argument(error);
     auto fleet = std::unique_ptr<duckhost_fleet>(new (std::nothrow) duckhost_fleet);
     const int code = guarded(fleet.get(), error, [&] {
-        return fleet->transport.open(domains, domain_count, ducks, duck_count, fleet_key, *options,
-                                     error);
+        return fleet->transport.open(domains, domain_count, ducks, duck_count, fleet_private,
+                                     *options, error);
     });
     if (code == DUCKHOST_OK) *out = fleet.release();
     return code;
@@ -82,9 +124,9 @@ void duckhost_close(duckhost_fleet *fleet) {
 }
 
 int duckhost_hello(duckhost_fleet *fleet, uint32_t duck, uint32_t timeout_ms, duck_info *info,
-                   uint64_t *round_trip_ns, duckhost_error *error) {
+                   uint8_t *identity, uint64_t *round_trip_ns, duckhost_error *error) {
     return guarded(fleet, error, [&] {
-        return fleet->transport.hello(duck, timeout_ms, info, round_trip_ns, error);
+        return fleet->transport.hello(duck, timeout_ms, info, identity, round_trip_ns, error);
     });
 }
 

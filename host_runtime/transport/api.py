@@ -57,6 +57,8 @@ class TransportOptions:
     bulk_chunks_max: int = 0
     bulk_mbps: int = 0
     socket_buffer_bytes: int = 0
+    rekey_ms: int = 0
+    rekey_packets: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,19 @@ class Faults:
     corrupt: float = 0.0
     delay_us: int = 0
     cut_ducks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a handshake brought: the duck's own words, the key that it proved to hold."""
+
+    info: wire.Info
+    identity: bytes
+    round_trip_ns: int
+
+
+# Judges a duck by its index and what it proved; raises when it must not be talked to.
+IdentityCheck = Callable[[int, Greeting], None]
 
 
 class _Fleet:
@@ -107,7 +122,11 @@ class _Fleet:
 
 
 class Transport:
-    """The ducks of one fleet, reached through one port per domain. Nothing is sent on opening."""
+    """The ducks of one fleet, reached through one port per domain. Nothing is sent on opening.
+
+    ``key`` is the fleet's private key. ``check_identity`` is asked about every duck that has
+    proven its own key; without it every key is good.
+    """
 
     def __init__(
         self,
@@ -116,9 +135,11 @@ class Transport:
         ducks: Sequence[DuckEndpoint],
         key: bytes,
         options: TransportOptions | None = None,
+        check_identity: IdentityCheck | None = None,
     ) -> None:
         if len(key) != wire.WIRE_KEY_BYTES:
             raise ValueError(f"a fleet key has {wire.WIRE_KEY_BYTES} bytes, this one {len(key)}")
+        self._check_identity = check_identity
         self._library = native.load(library)
         self.build: str = self._library.duckhost_build().decode()
         self._duck_count = len(ducks)
@@ -142,12 +163,20 @@ class Transport:
         self._fleet.set(fleet)
 
     # ---- single ducks --------------------------------------------------------------------------
-    def hello(self, duck: int, timeout_ms: int) -> tuple[wire.Info, int]:
-        """Begin a new session; what the duck tells about itself, and a round trip in ns."""
+    def hello(self, duck: int, timeout_ms: int) -> Greeting:
+        """Begin a new session with a duck; an identity that is refused ends it at once."""
         info, round_trip_ns = wire.Info(), ctypes.c_uint64()
+        identity = ctypes.create_string_buffer(wire.WIRE_KEY_BYTES)
         function = self._library.duckhost_hello
-        self._call(function, duck, timeout_ms, info, ctypes.byref(round_trip_ns))
-        return info, round_trip_ns.value
+        self._call(function, duck, timeout_ms, info, identity, ctypes.byref(round_trip_ns))
+        greeting = Greeting(info, identity.raw, round_trip_ns.value)
+        if self._check_identity is not None:
+            try:
+                self._check_identity(duck, greeting)
+            except BaseException:
+                self.detach(duck)
+                raise
+        return greeting
 
     def detach(self, duck: int) -> None:
         """Forget the session with a duck; what waits for it fails."""

@@ -86,6 +86,7 @@ const char *message_type_text(uint32_t type) {
     case DUCK_MSG_OPEN: return "OPEN";
     case DUCK_MSG_CALL: return "CALL";
     case DUCK_MSG_CLOSE: return "CLOSE";
+    case DUCK_MSG_DOMAIN_KEY: return "DOMAIN_KEY";
     default: return "message";
     }
 }

@@ -19,11 +19,6 @@ constexpr uint32_t kBusyPauseMs = 200;         // between two OPENs to a duck th
 constexpr uint32_t kCallsMax = UINT32_MAX - 1; // of one compute session
 constexpr int kWaitYields = 20;
 
-uint32_t milliseconds_left(uint64_t deadline_ns) {
-    const uint64_t now = now_ns();
-    return now >= deadline_ns ? 1 : static_cast<uint32_t>((deadline_ns - now) / kMillisecond + 1);
-}
-
 } // namespace
 
 int check_done(const Link &link, const RequestOp &op, duckhost_error *error); // transport.cc
@@ -77,7 +72,7 @@ void Transport::close_ducks() {
 
 // One domain key per compute session: a duck that lost its replay window (it was restarted) must
 // not meet packets of an earlier session under the same key.
-int Transport::refresh_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error) {
+int Transport::give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error) {
     for (const auto &domain : domains_) {
         if (!domain->domain_key_used()) continue;
         MakeDomainKeyOp op;
@@ -87,16 +82,11 @@ int Transport::refresh_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhos
             return op.error.code;
         }
     }
-    std::vector<std::unique_ptr<HelloOp>> ops;
+    std::vector<std::unique_ptr<DomainKeyOp>> ops;
     for (uint32_t i = 0; i < ducks_.size(); i++) {
-        const LinkStatus &status = ducks_[i].state->status;
         if ((ducks >> i & 1) == 0) continue;
-        if (status.attached.get() != 0 &&
-            status.domain_session.get() == ducks_[i].domain->domain_session())
-            continue;
-        auto op = std::make_unique<HelloOp>(ducks_[i].link);
-        op->timeout_ms = std::min(options_.silence_ms, milliseconds_left(deadline_ns));
-        op->deadline_ns = now_ns() + op->timeout_ms * kMillisecond;
+        auto op = std::make_unique<DomainKeyOp>(ducks_[i].link);
+        op->deadline_ns = deadline_ns;
         ducks_[i].domain->post(op.get());
         ops.push_back(std::move(op));
     }
@@ -174,7 +164,7 @@ int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t time
     const uint64_t deadline_ns = now_ns() + timeout_ms * kMillisecond;
     if (int code = forget_calls(open.result_bytes_max, error)) return code;
     close_ducks();
-    if (int code = refresh_domain_keys(ducks, deadline_ns, error)) return code;
+    if (int code = give_domain_keys(ducks, deadline_ns, error)) return code;
     {
         std::unique_lock<std::shared_mutex> lock(session_mutex_);
         if (!board_.prepare(ducks, open.call_bytes_max, open.result_bytes_max))

@@ -38,7 +38,7 @@ bool random_bytes(void *out, size_t bytes) {
 // ---- set-up and the other threads' side ---------------------------------------------------------
 
 Domain::Domain(const duckhost_domain &config, const duckhost_options &options,
-               const uint8_t *fleet_key, CallBoard &board)
+               const FleetKey &fleet_key, CallBoard &board)
     : config_(config), options_(options), fleet_key_(fleet_key), board_(board) {}
 
 Domain::~Domain() { stop(); }
@@ -60,7 +60,7 @@ int Domain::start(uint32_t bind_address, duckhost_error *error) {
         open_udp_port({bind_address, call_peer_.address != 0, options_.socket_buffer_bytes}, error);
     if (inner == nullptr) return DUCKHOST_ERR_SYSTEM;
     port_ = std::make_unique<FaultPort>(std::move(inner), peers_);
-    if (!make_domain_key())
+    if (!refresh_domain_key())
         return fail(error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes: %s",
                     std::strerror(errno));
     thread_ = std::thread([this] { run(); });
@@ -157,10 +157,15 @@ void Domain::idle(uint64_t deadline_ns) {
 }
 
 uint64_t Domain::run_timers() {
-    uint64_t next = kNever;
+    uint64_t next = domain_rekey_timer();
     for (const auto &link : links_) {
-        const uint64_t due[] = {hello_timer(*link), ping_timer(*link), request_timer(*link),
-                                link->bulk.timer(*this, *link), link->calls.timer(*this, *link)};
+        const uint64_t due[] = {hello_timer(*link),
+                                ping_timer(*link),
+                                rekey_timer(*link),
+                                domain_key_timer(*link),
+                                request_timer(*link),
+                                link->bulk.timer(*this, *link),
+                                link->calls.timer(*this, *link)};
         for (uint64_t time : due)
             if (time < next) next = time;
     }
@@ -191,6 +196,7 @@ void Domain::end_everything() {
         link->calls.fail_all(*this, *link, error);
         detach(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
         fail_hello(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
+        fail_domain_key(*link, error);
     }
     std::lock_guard<std::mutex> guard(queue_mutex_);
     is_closed_ = true;
@@ -225,8 +231,9 @@ void Domain::execute(Op *op) {
     case Op::Kind::detach: detach(link, DUCKHOST_ERR_STATE, "was detached"); break;
     case Op::Kind::faults: set_faults(*static_cast<FaultsOp *>(op)); break;
     case Op::Kind::forget_calls: forget_calls(*static_cast<ForgetCallsOp *>(op)); break;
+    case Op::Kind::domain_key: wait_domain_key(link, static_cast<DomainKeyOp *>(op)); return;
     case Op::Kind::make_domain_key:
-        if (!make_domain_key())
+        if (!refresh_domain_key())
             fail(&op->error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes");
         break;
     }
@@ -245,20 +252,6 @@ void Domain::forget_calls(const ForgetCallsOp &op) {
     }
 }
 
-bool Domain::make_domain_key() {
-    uint32_t session = 0;
-    uint8_t raw[16];
-    if (!random_bytes(domain_nonce_, sizeof domain_nonce_)) return false;
-    while (session == 0)
-        if (!random_bytes(&session, sizeof session)) return false;
-    duck_domain_key_derive(fleet_key_, domain_nonce_, raw);
-    duck_seal_key_set(&domain_key_, raw, DUCK_KEY_DOMAIN, DUCK_TO_DUCK);
-    std::memset(raw, 0, sizeof raw);
-    domain_session_.store(session);
-    domain_key_used_.store(false);
-    return true;
-}
-
 // ---- sending ------------------------------------------------------------------------------------
 
 bool Domain::send(Link &link, const Message &message, uint32_t index) {
@@ -267,7 +260,8 @@ bool Domain::send(Link &link, const Message &message, uint32_t index) {
         counters_.transmit_full.add();
         return false;
     }
-    const uint32_t bytes = build_fragment(packet, message, index, link.session, DUCK_KEY_SESSION);
+    const uint32_t bytes =
+        build_fragment(packet, message, index, link.session, DUCK_KEY_SESSION, link.epoch);
     duck_seal(&link.to_duck, packet, bytes);
     port_->transmit(bytes, &link.peer, 1);
     link.status.packets_sent.add();
@@ -294,7 +288,7 @@ bool Domain::send_to_all(const Message &message, uint32_t index, uint64_t member
     }
     const uint32_t bytes =
         build_fragment(packet, message, index, domain_session_.load(), DUCK_KEY_DOMAIN);
-    duck_seal(&domain_key_, packet, bytes);
+    duck_seal(&domain_key_[key_in_use_].seal, packet, bytes);
     domain_key_used_.store(true, std::memory_order_relaxed);
     Peer to[DUCKHOST_DUCKS_MAX];
     size_t count = 0;
@@ -339,19 +333,31 @@ void Domain::take(const ReceivedPacket &packet) {
         counters_.dropped_size.add();
         return link->status.dropped_size.add();
     }
-    if (header.key == DUCK_KEY_FLEET)
-        take_info(*link, header, packet);
+    if (header.key == DUCK_KEY_CLEAR)
+        take_clear(*link, header, packet);
     else
         take_session(*link, header, packet);
+}
+
+// Under the newest key or the one before it.
+duck_check Domain::open_packet(Link &link, const duck_packet_header &header,
+                               const ReceivedPacket &packet) {
+    uint32_t epoch = link.epoch;
+    if (static_cast<uint8_t>(epoch) != header.epoch) {
+        if (epoch == 0 || static_cast<uint8_t>(epoch - 1) != header.epoch) return DUCK_CHECK_MAC;
+        epoch--;
+    }
+    return duck_open_sealed(&link.to_host[epoch % 2], &link.window[epoch % 2], packet.data,
+                            packet.bytes);
 }
 
 void Domain::take_session(Link &link, const duck_packet_header &header,
                           const ReceivedPacket &packet) {
     if (header.key != DUCK_KEY_SESSION) return link.status.dropped_type.add();
+    if (header.type == DUCK_MSG_INFO) return take_info(link, header, packet);
     if (!link.is_attached() || header.session != link.session)
         return link.status.dropped_session.add();
-    const duck_check check =
-        duck_open_sealed(&link.to_host, &link.window, packet.data, packet.bytes);
+    const duck_check check = open_packet(link, header, packet);
     if (check == DUCK_CHECK_REPLAY) return link.status.dropped_replay.add();
     if (check != DUCK_CHECK_OK) {
         link.sent_wrong_seals = true;
@@ -402,6 +408,7 @@ void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_
     switch (header.type) {
     case DUCK_MSG_RESULT: return link.calls.take_result(*this, link, header, payload);
     case DUCK_MSG_PONG: return take_pong(link, header, payload);
+    case DUCK_MSG_REKEY: return take_rekey(link, header, payload);
     case DUCK_MSG_NACK:
         if (read_nack(link, header, payload, &nack))
             link.calls.take_nack(*this, link, header.sequence, nack);
@@ -446,10 +453,11 @@ void Domain::hint_silent(const Link &link, duckhost_error *error) const {
     if (link.was_refused)
         set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
     else if (link.sent_wrong_seals)
-        set_hint(error, "packets with a wrong seal came from there: has it this fleet's key?");
+        set_hint(error, "packets with a wrong seal came from there: does it have this fleet's "
+                        "public key, and is it the only one with this address?");
     else if (!hint_port(error))
-        set_hint(error, "is it powered on, on this network, and does it have this fleet's key? "
-                        "A duck ignores a host with another fleet key");
+        set_hint(error, "is it powered on and on this network? "
+                        "A duck ignores a host that speaks for another fleet");
 }
 
 void Domain::fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,

@@ -17,13 +17,28 @@ namespace duckhost {
 struct DomainCounters {
     Counter dropped_short, dropped_magic, dropped_version, dropped_size, dropped_source;
     Counter transmit_full, turns;
+    Counter rekeys; // of the domain's key, within compute sessions
+};
+
+// The host's right to command the fleet's ducks.
+struct FleetKey {
+    uint8_t private_key[DUCK_WIRE_KEY_BYTES] = {};
+    uint8_t public_key[DUCK_WIRE_PUBLIC_BYTES] = {};
+};
+
+// A key of D packets: this host's own, random, given to the ducks one by one.
+struct DomainKey {
+    uint32_t session = 0;
+    uint8_t raw[16] = {};
+    duck_seal_key seal{};
+    uint64_t born_ns = 0;
 };
 
 class Domain {
   public:
     // `fleet_key` outlives the domain.
-    Domain(const duckhost_domain &config, const duckhost_options &options, const uint8_t *fleet_key,
-           CallBoard &board);
+    Domain(const duckhost_domain &config, const duckhost_options &options,
+           const FleetKey &fleet_key, CallBoard &board);
     ~Domain();
     Domain(const Domain &) = delete;
     Domain &operator=(const Domain &) = delete;
@@ -82,13 +97,14 @@ class Domain {
     size_t receive();
     void take(const ReceivedPacket &packet);
     void take_info(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
+    duck_check open_packet(Link &link, const duck_packet_header &header,
+                           const ReceivedPacket &packet);
     void take_session(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
     void dispatch(Link &link, const duck_packet_header &header, const uint8_t *payload);
     bool take_commands();
     void execute(Op *op);
     void set_faults(const FaultsOp &op);
     void forget_calls(const ForgetCallsOp &op);
-    bool make_domain_key();
     uint64_t run_timers();
     bool pump();
     void idle(uint64_t deadline_ns);
@@ -97,15 +113,32 @@ class Domain {
 
     // session.cc
     void start_hello(Link &link, HelloOp *op);
+    bool begin_hello(Link &link);
     void send_hello(Link &link);
     void finish_hello(Link &link);
     void fail_hello(Link &link, duckhost_code code, const char *text);
     uint64_t hello_timer(Link &link);
     void attach(Link &link, const duck_info &info);
+    void take_clear(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
+    void take_cookie(Link &link, const duck_cookie &cookie);
+    bool make_proof(Link &link);
     void detach(Link &link, duckhost_code code, const char *reason);
     void send_ping(Link &link);
     uint64_t ping_timer(Link &link);
     void take_pong(Link &link, const duck_packet_header &header, const uint8_t *payload);
+    // rekey.cc
+    uint64_t rekey_timer(Link &link);
+    void start_rekey(Link &link);
+    void set_keys(Link &link, uint32_t epoch);
+    void take_rekey(Link &link, const duck_packet_header &header, const uint8_t *payload);
+    bool make_domain_key(DomainKey &key);
+    bool refresh_domain_key();
+    void wait_domain_key(Link &link, DomainKeyOp *op);
+    void give_domain_key(Link &link, const DomainKey &key);
+    void domain_key_given(Link &link);
+    void fail_domain_key(Link &link, const duckhost_error &error);
+    uint64_t domain_key_timer(Link &link);
+    uint64_t domain_rekey_timer();
     // request.cc
     void start_request(Link &link, RequestOp *op);
     void send_request(Link &link, RequestState &request);
@@ -116,7 +149,7 @@ class Domain {
 
     duckhost_domain config_;
     duckhost_options options_;
-    const uint8_t *fleet_key_;
+    const FleetKey &fleet_key_;
     CallBoard &board_;
     std::vector<std::unique_ptr<Link>> links_;
     std::vector<Peer> peers_;
@@ -129,8 +162,10 @@ class Domain {
     uint64_t resumed_ns_ = 0; // this thread ran again after it had not for long
     uint32_t idle_turns_ = 0;
     DomainCalls calls_;
-    duck_seal_key domain_key_{};
-    uint8_t domain_nonce_[DUCK_WIRE_NONCE_BYTES] = {};
+    DomainKey domain_key_[2]; // the one in use, and the next one while it is being given
+    uint32_t key_in_use_ = 0;
+    bool is_changing_key_ = false;
+    uint64_t key_retry_ns_ = 0;
     std::atomic<uint32_t> domain_session_{0};
     std::atomic<bool> domain_key_used_{false};
 

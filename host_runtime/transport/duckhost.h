@@ -22,7 +22,7 @@ extern "C" {
 
 #define DUCKHOST_EXPORT __attribute__((visibility("default")))
 
-#define DUCKHOST_API_VERSION 1u
+#define DUCKHOST_API_VERSION 2u
 #define DUCKHOST_DUCKS_MAX 64u
 #define DUCKHOST_DOMAINS_MAX 8u
 #define DUCKHOST_TICKETS_MAX 8u    /* calls submitted and not yet released */
@@ -82,6 +82,9 @@ struct duckhost_options {
     uint32_t bulk_chunks_max;  /* [8] WRITE messages in flight per duck */
     uint32_t bulk_mbps;        /* [0 = no limit] pacing of one duck's bulk traffic */
     uint32_t socket_buffer_bytes; /* [4194304] asked of the system for each direction */
+    /* [3600000] keys of sessions and domains are replaced when they are this old */
+    uint32_t rekey_ms;
+    uint32_t rekey_packets; /* [2147483648] or have sealed so many packets */
 };
 
 struct duckhost_faults {
@@ -128,6 +131,8 @@ struct duckhost_duck_status {
     uint64_t dropped_type, dropped_size, dropped_mac, dropped_replay, dropped_session;
     uint64_t bulk_bytes;        /* acknowledged */
     uint64_t unreachable_notes; /* ICMP "port unreachable" seen for this duck (a hint only) */
+    uint64_t handshake_ns;      /* of the last handshake: HELLO to INFO */
+    uint64_t rekeys;            /* fresh session keys since the transport was opened */
 };
 
 struct duckhost_domain_stats {
@@ -135,7 +140,8 @@ struct duckhost_domain_stats {
     uint64_t dropped_short, dropped_magic, dropped_version, dropped_size, dropped_source;
     uint64_t transmit_full; /* a packet was put off because the port's queue was full */
     uint64_t send_errors;
-    uint64_t turns; /* of the domain thread's loop */
+    uint64_t turns;  /* of the domain thread's loop */
+    uint64_t rekeys; /* of the domain's key, within compute sessions */
     struct duckhost_fault_counters faults;
 };
 
@@ -144,9 +150,22 @@ struct duckhost_fleet;
 DUCKHOST_EXPORT uint32_t duckhost_api_version(void);
 DUCKHOST_EXPORT const char *duckhost_build(void); /* 40 hex digits, compared with duck_info.build */
 
+/* A new key of a fleet; and the public half of one. ERR_ARGUMENT: not a private key. */
+DUCKHOST_EXPORT int duckhost_make_key(uint8_t private_key[DUCK_WIRE_KEY_BYTES],
+                                      uint8_t public_key[DUCK_WIRE_PUBLIC_BYTES]);
+DUCKHOST_EXPORT int duckhost_public_key(const uint8_t private_key[DUCK_WIRE_KEY_BYTES],
+                                        uint8_t public_key[DUCK_WIRE_PUBLIC_BYTES]);
+/* Signatures of files (images, manifests) by the fleet's key, over SHA-256("duck file 1" | data):
+ * never to be taken for a handshake's. duckhost_verify: OK or ERR_ARGUMENT. */
+DUCKHOST_EXPORT int duckhost_sign(const uint8_t private_key[DUCK_WIRE_KEY_BYTES], const void *data,
+                                  size_t bytes, uint8_t signature[DUCK_WIRE_SIGNATURE_BYTES]);
+DUCKHOST_EXPORT int duckhost_verify(const uint8_t public_key[DUCK_WIRE_PUBLIC_BYTES],
+                                    const void *data, size_t bytes,
+                                    const uint8_t signature[DUCK_WIRE_SIGNATURE_BYTES]);
+
 DUCKHOST_EXPORT int duckhost_open(const struct duckhost_domain *domains, uint32_t domain_count,
                                   const struct duckhost_duck *ducks, uint32_t duck_count,
-                                  const uint8_t fleet_key[DUCK_WIRE_KEY_BYTES],
+                                  const uint8_t fleet_private[DUCK_WIRE_KEY_BYTES],
                                   const struct duckhost_options *options,
                                   struct duckhost_fleet **out, struct duckhost_error *error);
 /* Ends the threads; functions still running in other threads return DUCKHOST_ERR_CLOSED, and those
@@ -155,10 +174,12 @@ DUCKHOST_EXPORT void duckhost_stop(struct duckhost_fleet *fleet);
 /* Stops, waits for functions still running, and gives the memory back: the last use of `fleet`. */
 DUCKHOST_EXPORT void duckhost_close(struct duckhost_fleet *fleet);
 
-/* A new session with one duck (several may run in parallel). Replaces the session there was. */
+/* A new session with one duck (several may run in parallel). Replaces the session there was.
+ * `identity` is the key that the duck proved to hold: whether it is the right one is for the caller
+ * to judge (duckhost_detach if not). */
 DUCKHOST_EXPORT int duckhost_hello(struct duckhost_fleet *fleet, uint32_t duck, uint32_t timeout_ms,
-                                   struct duck_info *info, uint64_t *round_trip_ns,
-                                   struct duckhost_error *error);
+                                   struct duck_info *info, uint8_t identity[DUCK_WIRE_KEY_BYTES],
+                                   uint64_t *round_trip_ns, struct duckhost_error *error);
 /* Forgets the session with a duck: no more heartbeats; what still waits for it ends with an error.
  */
 DUCKHOST_EXPORT int duckhost_detach(struct duckhost_fleet *fleet, uint32_t duck,

@@ -6,7 +6,7 @@
 namespace duckhost {
 
 uint32_t build_fragment(uint8_t *packet, const Message &message, uint32_t index, uint32_t session,
-                        duck_wire_key key) {
+                        duck_wire_key key, uint32_t epoch) {
     const uint32_t begin = index * message.stride;
     const uint32_t left = message.bytes - begin;
     const uint32_t data_bytes = left < message.stride ? left : message.stride;
@@ -16,6 +16,7 @@ uint32_t build_fragment(uint8_t *packet, const Message &message, uint32_t index,
     header.version = DUCK_WIRE_VERSION;
     header.type = message.type;
     header.key = static_cast<uint8_t>(key);
+    header.epoch = static_cast<uint8_t>(epoch);
     header.session = session;
     header.sequence = message.sequence;
     header.message_bytes = message.bytes;

@@ -36,6 +36,6 @@ inline uint32_t fragment_count(const Message &message) {
 
 // Writes header (mac and counter zero), prefix and data of one fragment; returns the packet's size.
 uint32_t build_fragment(uint8_t *packet, const Message &message, uint32_t index, uint32_t session,
-                        duck_wire_key key);
+                        duck_wire_key key, uint32_t epoch = 0);
 
 } // namespace duckhost

@@ -9,7 +9,7 @@ from typing import Annotated
 from host_runtime.errors import HostError
 from host_runtime.wire import I32, U32, U64, WIRE_NAME_BYTES, Info, Open, layout
 
-API_VERSION = 1
+API_VERSION = 2
 DUCKS_MAX = 64
 DOMAINS_MAX = 8
 TICKETS_MAX = 8
@@ -63,6 +63,8 @@ class Options(ctypes.LittleEndianStructure):
     bulk_chunks_max: U32
     bulk_mbps: U32
     socket_buffer_bytes: U32
+    rekey_ms: U32
+    rekey_packets: U32
 
 
 @layout
@@ -143,6 +145,8 @@ class DuckLinkStatus(ctypes.LittleEndianStructure):
     dropped_session: U64
     bulk_bytes: U64
     unreachable_notes: U64
+    handshake_ns: U64
+    rekeys: U64
 
 
 @layout
@@ -161,6 +165,7 @@ class DomainStats(ctypes.LittleEndianStructure):
     transmit_full: U64
     send_errors: U64
     turns: U64
+    rekeys: U64
     faults: Annotated[FaultCounters, FaultCounters]
 
 
@@ -175,8 +180,12 @@ def _functions() -> dict[str, list[object]]:
     fleet_out = ctypes.POINTER(ctypes.c_void_p)
     options = ctypes.POINTER(Options)
     return {
+        "duckhost_make_key": [memory, memory],
+        "duckhost_public_key": [memory, memory],
+        "duckhost_sign": [memory, memory, ctypes.c_size_t, memory],
+        "duckhost_verify": [memory, memory, ctypes.c_size_t, memory],
         "duckhost_open": [memory, u32, memory, u32, memory, options, fleet_out, error],
-        "duckhost_hello": [fleet, u32, u32, ctypes.POINTER(Info), u64_out, error],
+        "duckhost_hello": [fleet, u32, u32, ctypes.POINTER(Info), memory, u64_out, error],
         "duckhost_detach": [fleet, u32, error],
         "duckhost_request": list(request),
         "duckhost_write": list(write),

@@ -12,7 +12,16 @@
 namespace duckhost {
 
 struct Op {
-    enum class Kind { hello, detach, request, write, faults, forget_calls, make_domain_key };
+    enum class Kind {
+        hello,
+        detach,
+        request,
+        write,
+        faults,
+        forget_calls,
+        make_domain_key,
+        domain_key
+    };
 
     Op(Kind kind_, uint32_t link_) : kind(kind_), link(link_) { succeed(&error); }
 
@@ -43,6 +52,7 @@ struct HelloOp : Op {
     uint64_t deadline_ns = 0;
     uint32_t timeout_ms = 0;
     duck_info info{};
+    uint8_t identity[DUCK_WIRE_KEY_BYTES] = {}; // proven when the op succeeds
     uint64_t round_trip_ns = 0;
 };
 
@@ -79,6 +89,12 @@ struct ForgetCallsOp : Op {
 
 struct MakeDomainKeyOp : Op {
     MakeDomainKeyOp() : Op(Kind::make_domain_key, 0) {}
+};
+
+// Before a compute session opens: finished when the duck has its domain's key.
+struct DomainKeyOp : Op {
+    explicit DomainKeyOp(uint32_t link_) : Op(Kind::domain_key, link_) {}
+    uint64_t deadline_ns = 0;
 };
 
 // First in, first out; linked through Op::next.

@@ -112,6 +112,8 @@ void Domain::finish_request(Link &link, RequestState &request) {
     RequestOp *op = request.op;
     request.op = nullptr;
     op->finish();
+    if (link.domain_key.request.has_value() && op == &*link.domain_key.request)
+        domain_key_given(link);
     if (!link.request_queue.empty())
         start_request(link, static_cast<RequestOp *>(link.request_queue.pop()));
 }
@@ -129,6 +131,7 @@ void Domain::fail_requests(Link &link, duckhost_code code, const char *reason) {
         request.op = nullptr;
         end(op);
     }
+    link.domain_key.request.reset();
 }
 
 } // namespace duckhost

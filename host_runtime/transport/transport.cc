@@ -37,6 +37,8 @@ int complete_options(duckhost_options *options, duckhost_error *error) {
     default_to(&options->bulk_chunk_bytes, 65536);
     default_to(&options->bulk_chunks_max, DUCK_WIRE_WRITES_IN_FLIGHT_MAX);
     default_to(&options->socket_buffer_bytes, 4u << 20);
+    default_to(&options->rekey_ms, 3600u * 1000u);
+    default_to(&options->rekey_packets, 1u << 31);
     if (options->poll_policy > DUCK_POLL_BLOCK)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "poll_policy %u is unknown: expected 0 to 2",
                     options->poll_policy);
@@ -61,7 +63,7 @@ int complete_options(duckhost_options *options, duckhost_error *error) {
 // ---- open ---------------------------------------------------------------------------------------
 
 int Transport::open(const duckhost_domain *domains, uint32_t domain_count,
-                    const duckhost_duck *ducks, uint32_t duck_count, const uint8_t *fleet_key,
+                    const duckhost_duck *ducks, uint32_t duck_count, const uint8_t *fleet_private,
                     const duckhost_options &options, duckhost_error *error) {
     if (domain_count == 0 || domain_count > DUCKHOST_DOMAINS_MAX)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "%u domains: expected 1 to %u", domain_count,
@@ -69,7 +71,9 @@ int Transport::open(const duckhost_domain *domains, uint32_t domain_count,
     if (duck_count == 0 || duck_count > DUCKHOST_DUCKS_MAX)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "%u ducks: expected 1 to %u", duck_count,
                     DUCKHOST_DUCKS_MAX);
-    std::memcpy(fleet_key_, fleet_key, sizeof fleet_key_);
+    std::memcpy(fleet_key_.private_key, fleet_private, sizeof fleet_key_.private_key);
+    if (!duck_fleet_public(fleet_key_.private_key, fleet_key_.public_key))
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "the fleet's key is not a P-256 private key");
     options_ = options;
     if (int code = complete_options(&options_, error)) return code;
     for (uint32_t i = 0; i < domain_count; i++)
@@ -83,7 +87,7 @@ int Transport::open(const duckhost_domain *domains, uint32_t domain_count,
 
 Transport::~Transport() {
     stop();
-    explicit_bzero(fleet_key_, sizeof fleet_key_);
+    explicit_bzero(&fleet_key_, sizeof fleet_key_);
 }
 
 void Transport::stop() {
@@ -170,8 +174,8 @@ int Transport::check_duck(uint32_t duck, duckhost_error *error) const {
     return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "duck %u, there are %zu", duck, ducks_.size());
 }
 
-int Transport::hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint64_t *round_trip_ns,
-                     duckhost_error *error) {
+int Transport::hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint8_t *identity,
+                     uint64_t *round_trip_ns, duckhost_error *error) {
     if (int code = check_duck(duck, error)) return code;
     HelloOp op(ducks_[duck].link);
     op.timeout_ms = timeout_ms != 0 ? timeout_ms : kHelloTimeoutMs;
@@ -179,6 +183,7 @@ int Transport::hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint64
     ducks_[duck].domain->post(&op);
     const int code = op.wait();
     if (info != nullptr) *info = op.info;
+    if (identity != nullptr) std::memcpy(identity, op.identity, sizeof op.identity);
     if (round_trip_ns != nullptr) *round_trip_ns = op.round_trip_ns;
     if (error != nullptr) *error = op.error;
     return code;
@@ -297,6 +302,8 @@ int Transport::duck_status(uint32_t duck, duckhost_duck_status *out) const {
     out->dropped_session = status.dropped_session.get();
     out->bulk_bytes = status.bulk_bytes.get();
     out->unreachable_notes = status.unreachable_notes.get();
+    out->handshake_ns = status.handshake_ns.get();
+    out->rekeys = status.rekeys.get();
     return DUCKHOST_OK;
 }
 
@@ -319,6 +326,7 @@ int Transport::domain_stats(uint32_t domain, duckhost_domain_stats *out) const {
     out->dropped_source = counters.dropped_source.get();
     out->transmit_full = counters.transmit_full.get();
     out->turns = counters.turns.get();
+    out->rekeys = counters.rekeys.get();
     out->faults = {faults.dropped.get(),   faults.duplicated.get(), faults.reordered.get(),
                    faults.corrupted.get(), faults.delayed.get(),    faults.cut.get()};
     return DUCKHOST_OK;

@@ -15,14 +15,14 @@ namespace duckhost {
 class Transport {
   public:
     int open(const duckhost_domain *domains, uint32_t domain_count, const duckhost_duck *ducks,
-             uint32_t duck_count, const uint8_t *fleet_key, const duckhost_options &options,
+             uint32_t duck_count, const uint8_t *fleet_private, const duckhost_options &options,
              duckhost_error *error);
     ~Transport();
     // Ends the threads; whoever waits in another method gets DUCKHOST_ERR_CLOSED.
     void stop();
 
-    int hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint64_t *round_trip_ns,
-              duckhost_error *error);
+    int hello(uint32_t duck, uint32_t timeout_ms, duck_info *info, uint8_t *identity,
+              uint64_t *round_trip_ns, duckhost_error *error);
     int detach(uint32_t duck, duckhost_error *error);
     int request(uint32_t duck, uint32_t type, const void *payload, uint32_t payload_bytes,
                 uint32_t timeout_ms, void *reply, uint32_t reply_bytes_max, uint32_t *reply_type,
@@ -58,7 +58,7 @@ class Transport {
     int start_domain(size_t index, const duckhost_domain &config, duckhost_error *error);
     int forget_calls(uint32_t result_bytes_max, duckhost_error *error);
     void close_ducks();
-    int refresh_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
+    int give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
     int open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns, uint64_t *busy,
                    duckhost_error *error);
     void await_credit(uint32_t number);
@@ -71,7 +71,7 @@ class Transport {
     void name_silent_ducks(const CallSlot &slot, duckhost_error *error) const;
     void release_slot(CallSlot &slot);
 
-    uint8_t fleet_key_[DUCK_WIRE_KEY_BYTES] = {};
+    FleetKey fleet_key_;
     duckhost_options options_{};
     CallBoard board_; // outlives the domains' threads
     std::vector<std::unique_ptr<Domain>> domains_;

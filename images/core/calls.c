@@ -187,10 +187,11 @@ static void take_fragment(struct duck_core *core, struct core_call *call,
     publish_in_order(core, now);
 }
 
-static bool is_stale(const struct core_session *session, const struct duck_packet_header *header) {
-    uint64_t floor =
-        header->key == DUCK_KEY_DOMAIN ? session->domain_floor : session->counter_floor;
-    return header->counter <= floor;
+static bool is_stale(const struct core_session *session, const struct core_received *received) {
+    uint64_t counter = received->header->counter;
+    if (received->domain != NULL) return counter <= received->domain->floor;
+    if (received->epoch != session->floor_epoch) return received->epoch < session->floor_epoch;
+    return counter <= session->floor_counter;
 }
 
 void calls_receive(struct duck_core *core, const struct core_received *received) {
@@ -198,7 +199,7 @@ void calls_receive(struct duck_core *core, const struct core_received *received)
     struct core_session *session = &core->session;
     uint64_t now = plat_now_ns();
     if (results_refuse(core, received)) return;
-    if (is_stale(session, header)) {
+    if (is_stale(session, received)) {
         core->stats.dropped_session++;
         return;
     }
@@ -247,6 +248,7 @@ static void account_time(struct duck_core *core, struct core_call *call, uint64_
         end = now;
     }
     uint64_t queue = start > call->whole_ns ? start - call->whole_ns : 0;
+    call->start = (uint32_t)(start >> 6);
     call->prefix.kernel_ns = saturate(end - start);
     call->prefix.queue_ns = saturate(queue);
     core->stats.kernel_ns_total += end - start;

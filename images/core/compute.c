@@ -28,7 +28,7 @@ static struct duck_done may_replace(struct duck_core *core, const struct core_as
 
 /* ---- OPEN ------------------------------------------------------------------------------------ */
 
-static struct duck_done check_fields(const struct duck_open *request,
+static struct duck_done check_fields(const struct duck_core *core, const struct duck_open *request,
                                      const struct core_association *from) {
     uint32_t cores = plat_core_count();
     if ((request->flags & ~DUCK_OPEN_TAKEOVER) != 0)
@@ -45,8 +45,9 @@ static struct duck_done check_fields(const struct duck_open *request,
         request->call_time_limit_ms > CORE_CALL_TIME_LIMIT_MS_MAX)
         return done_make(DUCK_ERR_BAD_REQUEST, CORE_CALL_TIME_LIMIT_MS_MAX,
                          "OPEN: call_time_limit_ms");
-    if (request->domain_session != 0 && request->domain_session != from->domain_session)
-        return done_make(DUCK_ERR_BAD_REQUEST, 0, "OPEN: domain_session is not the one of HELLO");
+    if (request->domain_session != 0 && !domain_is_known(core, request->domain_session, from))
+        return done_make(DUCK_ERR_BAD_REQUEST, 0,
+                         "OPEN: domain_session has no key: DOMAIN_KEY comes first");
     return done_make(DUCK_OK, 0, "");
 }
 
@@ -91,11 +92,10 @@ static void prepare(struct duck_core *core, const struct core_received *received
     memset(session, 0, sizeof *session);
     session->owner = association_index(core, received->from);
     session->owner_generation = received->from->generation;
-    session->domain_session = request->domain_session;
-    session->counter_floor = received->header->counter;
-    if (request->domain_session != 0)
-        session->domain_floor =
-            association_domain_newest(core, request->domain_session, received->from);
+    session->takes_domain_calls = request->domain_session != 0;
+    session->floor_epoch = received->epoch;
+    session->floor_counter = received->header->counter;
+    domain_set_floors(core, received->from);
     session->call_bytes_max = request->call_bytes_max;
     session->result_bytes_max = request->result_bytes_max;
     session->input_stride = whole_pages(request->call_bytes_max);
@@ -134,7 +134,7 @@ void compute_open(struct duck_core *core, const struct core_received *received) 
     memcpy(&request, received->payload, sizeof request);
     struct duck_done done =
         may_replace(core, received->from, (request.flags & DUCK_OPEN_TAKEOVER) != 0);
-    if (done.status == DUCK_OK) done = check_fields(&request, received->from);
+    if (done.status == DUCK_OK) done = check_fields(core, &request, received->from);
     if (done.status == DUCK_OK) done = check_kernel(core);
     if (done.status == DUCK_OK) done = start(core, received, &request);
     if (done.status != DUCK_OK) reply_finish(core, reply_ticket(core, received), &done);

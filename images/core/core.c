@@ -6,6 +6,7 @@ void core_init(struct duck_core *core, const struct core_config *config) {
     core->config = *config;
     core->start_ns = plat_now_ns();
     while (core->boot_id == 0) plat_random(&core->boot_id, sizeof core->boot_id);
+    handshake_init(core);
     core_say(core, "duck core started");
 }
 
@@ -25,6 +26,8 @@ static const struct message_rule rules[64] = {
     [DUCK_MSG_LOG] = {.handle = control_log, .bytes = sizeof(struct duck_log_request)},
     [DUCK_MSG_STATS] = {.handle = control_stats, .bytes = sizeof(struct duck_stats)},
     [DUCK_MSG_REBOOT] = {.handle = control_reboot, .bytes = sizeof(struct duck_done)},
+    [DUCK_MSG_DOMAIN_KEY] = {.handle = domain_key, .bytes = sizeof(struct duck_domain_key)},
+    [DUCK_MSG_REKEY] = {.handle = association_rekey, .bytes = sizeof(struct duck_rekey)},
     [DUCK_MSG_RESERVE] = {.handle = bulk_reserve, .bytes = sizeof(struct duck_reserve)},
     [DUCK_MSG_WRITE] = {.handle = bulk_write, .in_parts = 1},
     [DUCK_MSG_COMMIT] = {.handle = commit_request, .bytes = sizeof(struct duck_commit)},
@@ -44,8 +47,11 @@ static const struct message_rule *rule_of(const struct duck_packet_header *heade
     return header->key == DUCK_KEY_DOMAIN && rule->domain ? rule : NULL;
 }
 
-static bool is_hello(const struct duck_packet_header *header) {
-    return header->type == DUCK_MSG_HELLO && header->key == DUCK_KEY_FLEET;
+/* The two messages that come before there are keys; 0 = not one of them. */
+static uint32_t clear_bytes(const struct duck_packet_header *header) {
+    if (header->key != DUCK_KEY_CLEAR) return 0;
+    if (header->type == DUCK_MSG_HELLO) return sizeof(struct duck_hello);
+    return header->type == DUCK_MSG_PROOF ? sizeof(struct duck_proof) : 0;
 }
 
 static bool size_fits(const struct message_rule *rule, const struct duck_packet_header *header) {
@@ -76,25 +82,29 @@ void core_packet(struct duck_core *core, const struct plat_peer *from, uint8_t *
         return;
     }
     const struct message_rule *rule = rule_of(&header);
-    if (rule == NULL && !is_hello(&header)) {
+    uint32_t clear = clear_bytes(&header);
+    if (rule == NULL && clear == 0) {
         core->stats.dropped_type++;
         return;
     }
-    if (check == DUCK_CHECK_SIZE || (rule != NULL && !size_fits(rule, &header))) {
+    bool fits = rule != NULL ? size_fits(rule, &header) : header.payload_bytes == clear;
+    if (check == DUCK_CHECK_SIZE || !fits) {
         core->stats.dropped_size++;
         return;
     }
     if (rule == NULL) {
-        association_hello(core, from, packet, &header);
+        if (header.type == DUCK_MSG_HELLO)
+            handshake_hello(core, from, packet, &header);
+        else
+            handshake_proof(core, from, packet, &header);
         return;
     }
     struct core_received received = {
-        .from = association_open(core, from, packet, bytes, &header),
         .header = &header,
         .payload = packet + sizeof header,
         .packet_bytes = (uint32_t)bytes,
     };
-    if (received.from != NULL) rule->handle(core, &received);
+    if (association_open(core, from, packet, &received)) rule->handle(core, &received);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
@@ -102,6 +112,8 @@ void core_packet(struct duck_core *core, const struct plat_peer *from, uint8_t *
 uint64_t core_tick(struct duck_core *core) {
     uint64_t now = plat_now_ns();
     uint64_t next = compute_tick(core, now);
+    uint64_t forget = handshake_tick(core, now);
+    if (forget < next) next = forget;
     if (results_step(core)) next = 0;
     if (commit_step(core)) next = 0;
     if (core->reboot_at_ns != 0) {

@@ -7,10 +7,11 @@
  *     core_init(core, config)
  *     loop: core_packet(core, from, packet, bytes) for each datagram;  deadline = core_tick(core)
  *
- * Files: packet.c (checks, counters, sending), association.c (HELLO, sessions, keys), replies.c
- * (reply cache), control.c (PING, LOG, STATS, REBOOT), bulk.c and commit.c (RESERVE, WRITE, READ,
- * COMMIT), compute.c (OPEN, CLOSE, faults), calls.c (CALL in, order, completion), results.c (RESULT
- * out, QUERY, NACK).
+ * Files: packet.c (checks, counters, sending), handshake.c (HELLO, PROOF, cookies), association.c
+ * (sessions and their keys), domains.c (keys of broadcast calls), replies.c (reply cache),
+ * control.c (PING, LOG, STATS, REBOOT), bulk.c and commit.c (RESERVE, WRITE, READ, COMMIT),
+ * compute.c (OPEN, CLOSE, faults), calls.c (CALL in, order, completion), results.c (RESULT out,
+ * QUERY, NACK).
  */
 #ifndef DUCK_CORE_H
 #define DUCK_CORE_H
@@ -26,8 +27,18 @@
 #define CORE_PENDING_STALE_NS 2000000000ull /* a handshake takes milliseconds */
 #define CORE_ACTIVE_STALE_NS 60000000000ull /* hosts send a heartbeat every second or so */
 #define CORE_DOMAINS 16u                    /* domain keys */
-#define CORE_REPLIES 32u                    /* remembered replies per association */
-#define CORE_COMMITS 16u                    /* COMMITs waiting for their hash */
+/* An ephemeral key is given out in cookies for so long, and accepted for so long. */
+#define CORE_EPHEMERAL_NS 5000000000ull
+#define CORE_COOKIE_NS 10000000000ull
+/* Sessions made with one ephemeral key; then it is given up, so that each is remembered. */
+#define CORE_PROOFS 32u
+/* Signature checks (about a millisecond each): one per period in the long run, a few at once. Hosts
+ * that were believed before have a share of their own. */
+#define CORE_VERIFY_PERIOD_NS 50000000ull
+#define CORE_VERIFY_BURST 8u
+#define CORE_KNOWN_HOSTS 4u
+#define CORE_REPLIES 32u /* remembered replies per association */
+#define CORE_COMMITS 16u /* COMMITs waiting for their hash */
 /* Hashed between two looks at the network: about 1 ms. */
 #define CORE_HASH_STEP_BYTES (256u << 10)
 #define CORE_CHUNK_FRAGMENTS_MAX (DUCK_WIRE_WRITE_CHUNK_BYTES / 64u)
@@ -71,31 +82,60 @@ struct core_chunk {
     uint64_t bits[CORE_CHUNK_FRAGMENTS_MAX / 64u];
 };
 
+struct core_receive_key {
+    struct duck_seal_key key;
+    struct duck_replay_window window;
+};
+
 struct core_association {
     uint8_t state; /* enum core_association_state */
     uint32_t session;
-    uint32_t generation; /* tells a reused place from its former holder */
-    uint32_t domain_session;
-    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES];
-    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES];
-    uint8_t domain_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint32_t generation;     /* tells a reused place from its former holder */
+    struct duck_proof proof; /* that made it: the same again is answered, not checked again */
     struct plat_peer peer;
     uint64_t heard_ns;
-    struct duck_seal_key receive_key, send_key;
-    struct duck_replay_window window;
-    uint64_t requests_seen[4]; /* bitmap of the 256 newest request sequences */
+    /* Keys by epoch (REKEY). The host is sent to under `send_epoch`; `newest_epoch` is that or the
+     * one after it, which begins when the host is heard under it. */
+    uint32_t send_epoch, newest_epoch;
+    struct duck_session_keys keys;      /* of newest_epoch */
+    struct core_receive_key receive[2]; /* place = epoch % 2: the newest two */
+    struct duck_seal_key send_key;
+    struct duck_rekey rekey_asked, rekey_answer; /* for newest_epoch */
+    uint64_t requests_seen[4];                   /* bitmap of the 256 newest request sequences */
     uint32_t request_newest;
     struct core_reply reply[CORE_REPLIES];
     struct core_chunk chunk[DUCK_WIRE_WRITES_IN_FLIGHT_MAX];
 };
 
-/* One domain key. It outlives associations: the same nonce keeps its replay window. */
+/* One domain key. It outlives associations: the same key keeps its replay window. */
 struct core_domain {
     uint32_t session; /* 0 = unused */
-    uint8_t nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t raw[16];
+    uint32_t owner; /* association that gave it last, and which of its holders */
+    uint32_t owner_generation;
+    uint64_t floor; /* calls sealed before the owner's OPEN belong to an earlier session */
     uint64_t used_ns;
-    struct duck_seal_key key;
-    struct duck_replay_window window;
+    struct core_receive_key receive;
+};
+
+/* A key pair of the duck for handshakes, and the proofs that were believed with it. */
+struct core_ephemeral {
+    bool is_set;
+    uint64_t born_ns;
+    uint8_t private_key[DUCK_WIRE_KEY_BYTES];
+    uint8_t public_key[DUCK_WIRE_KEY_BYTES];
+    uint32_t proofs;
+    uint8_t nonce[CORE_PROOFS][DUCK_WIRE_NONCE_BYTES]; /* duck nonces */
+};
+
+struct core_handshake {
+    uint8_t cookie_secret[DUCK_WIRE_KEY_BYTES];
+    uint8_t identity_public[DUCK_WIRE_KEY_BYTES];
+    struct core_ephemeral ephemeral[2]; /* the one in use and the one before it */
+    uint32_t in_use;
+    uint64_t verify_ns[2]; /* limiters of signature checks: strangers, known hosts */
+    uint32_t known_host[CORE_KNOWN_HOSTS]; /* addresses */
+    uint32_t known_next;
 };
 
 /* Names a request whose reply comes later. */
@@ -150,6 +190,7 @@ struct core_call {
     uint32_t output_bytes;
     int32_t status;
     struct duck_result_prefix prefix;
+    uint32_t start; /* of the kernel, as in the header of RESULT */
     char text[92];
     uint64_t answered_ns;
     /* RESULT fragments still to be sent */
@@ -162,9 +203,10 @@ struct core_session {
     uint8_t state;             /* enum core_session_state */
     uint32_t owner;            /* association index */
     uint32_t owner_generation; /* and which of its holders */
-    uint32_t domain_session;   /* whose D packets are calls; 0 = none */
-    uint64_t counter_floor;    /* calls sealed before this OPEN belong to an earlier session */
-    uint64_t domain_floor;
+    bool takes_domain_calls;
+    /* calls sealed before this OPEN belong to an earlier session */
+    uint32_t floor_epoch;
+    uint64_t floor_counter;
     uint32_t call_bytes_max, result_bytes_max;
     uint64_t input_stride, output_stride; /* of the slots in the calls buffer */
     uint64_t call_time_limit_ns;
@@ -181,7 +223,9 @@ static_assert(DUCK_WIRE_CALLS_IN_FLIGHT_MAX == DUCK_KERNEL_SLOTS, "the slots are
 
 /* ---- the duck -------------------------------------------------------------------------------- */
 struct core_config {
-    uint8_t fleet_key[DUCK_WIRE_KEY_BYTES];
+    uint8_t fleet_public[DUCK_WIRE_PUBLIC_BYTES];
+    uint8_t
+        identity_private[DUCK_WIRE_KEY_BYTES]; /* X25519: any 32 random bytes, this duck's own */
     uint8_t build[DUCK_WIRE_BUILD_BYTES];
     char name[DUCK_WIRE_NAME_BYTES];
 };
@@ -189,10 +233,12 @@ struct core_config {
 struct duck_core {
     struct core_config config;
     uint64_t boot_id;
+    uint32_t platform; /* enum duck_platform */
     uint64_t start_ns;
     uint64_t reboot_at_ns; /* 0 = no reboot is pending */
     uint32_t generations;
     struct duck_stats stats;
+    struct core_handshake handshake;
     struct core_association association[CORE_ASSOCIATIONS];
     struct core_domain domain[CORE_DOMAINS];
     struct core_region region[DUCK_REGION_COUNT];

@@ -10,6 +10,7 @@ void packet_send_built(struct duck_core *core, struct core_association *to, uint
                        const struct duck_packet_header *header) {
     size_t bytes = sizeof *header + header->payload_bytes;
     memcpy(packet, header, sizeof *header);
+    packet[offsetof(struct duck_packet_header, epoch)] = (uint8_t)to->send_epoch;
     duck_seal(&to->send_key, packet, bytes);
     core->stats.packets_sent++;
     core->stats.bytes_sent += bytes;

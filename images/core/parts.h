@@ -14,6 +14,8 @@ struct core_received {
     const struct duck_packet_header *header;
     const uint8_t *payload; /* header->payload_bytes of it */
     uint32_t packet_bytes;
+    uint32_t epoch;                   /* of the session key that sealed it */
+    const struct core_domain *domain; /* whose key sealed it; NULL = the session's */
 };
 
 /* ---- packet.c -------------------------------------------------------------------------------- */
@@ -31,19 +33,38 @@ void packet_send_fault(struct duck_core *core, struct core_association *to, uint
                        const struct duck_fault *fault, uint64_t asked_bytes);
 bool packet_is_last_fragment(const struct duck_packet_header *header);
 
+/* ---- handshake.c ----------------------------------------------------------------------------- */
+void handshake_init(struct duck_core *core);
+void handshake_hello(struct duck_core *core, const struct plat_peer *from, const uint8_t *packet,
+                     const struct duck_packet_header *header);
+void handshake_proof(struct duck_core *core, const struct plat_peer *from, const uint8_t *packet,
+                     const struct duck_packet_header *header);
+uint64_t handshake_tick(struct duck_core *core, uint64_t now); /* forgets old keys */
+
 /* ---- association.c --------------------------------------------------------------------------- */
-void association_hello(struct duck_core *core, const struct plat_peer *from, uint8_t *packet,
-                       const struct duck_packet_header *header);
-/* Find who sealed this packet; counts and returns NULL when nobody did. */
-struct core_association *association_open(struct duck_core *core, const struct plat_peer *from,
-                                          uint8_t *packet, size_t bytes,
-                                          const struct duck_packet_header *header);
-uint64_t association_domain_newest(const struct duck_core *core, uint32_t domain_session,
-                                   const struct core_association *association);
+/* The association that this proof made, if it is still there. */
+struct core_association *association_find(struct duck_core *core, const struct duck_proof *proof);
+struct core_association *association_make(struct duck_core *core, const struct plat_peer *from,
+                                          const struct duck_proof *proof,
+                                          const struct duck_session_keys *keys);
+/* Find who sealed this packet and fill received->from, epoch and domain; counts and returns false
+ * when nobody did. */
+bool association_open(struct duck_core *core, const struct plat_peer *from, uint8_t *packet,
+                      struct core_received *received);
+void association_rekey(struct duck_core *core, const struct core_received *received);
 uint32_t association_index(const struct duck_core *core,
                            const struct core_association *association);
 struct core_association *association_owner(struct duck_core *core); /* NULL: gone */
 uint32_t core_state(const struct duck_core *core);                  /* enum duck_state */
+
+/* ---- domains.c ------------------------------------------------------------------------------- */
+void domain_key(struct duck_core *core, const struct core_received *received);
+/* The key of this number that the owner of the compute session gave; NULL = none. */
+struct core_domain *domain_of_owner(struct duck_core *core, uint32_t session);
+bool domain_is_known(const struct duck_core *core, uint32_t session,
+                     const struct core_association *association);
+/* From now on, calls that were sealed before are stale. */
+void domain_set_floors(struct duck_core *core, const struct core_association *association);
 
 /* ---- replies.c ------------------------------------------------------------------------------- */
 /* True when the request is new and must be done now; otherwise it was answered (or is being worked

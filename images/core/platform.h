@@ -20,6 +20,7 @@ struct plat_peer {
 };
 
 uint64_t plat_now_ns(void); /* monotonic */
+/* Fit for keys: nobody may guess what comes. */
 void plat_random(void *out, size_t bytes);
 
 /* Room for the next packet (DUCK_WIRE_PACKET_BYTES_MAX bytes), and sending what was written there.
@@ -63,7 +64,8 @@ void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t 
 void plat_session_stop(void); /* ends it whatever the kernel does; harmless when none runs */
 
 /* Fill what the machine knows of struct duck_info: platform, cpu_model, cpu_features, core_count,
- * memory_bytes, mtu_bytes, link_mbps, temperature_mc, mac_address, huge_pages, poll_policy. */
+ * memory_bytes, mtu_bytes, link_mbps, temperature_mc, mac_address, huge_pages, poll_policy,
+ * nic_driver, flags. */
 void plat_describe(uint16_t interface, struct duck_info *info);
 uint32_t plat_cpu_features(void);
 uint32_t plat_core_count(void);

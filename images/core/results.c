@@ -28,6 +28,7 @@ static void send_fragment(struct duck_core *core, struct core_association *to,
         .fragment_index = index,
         .fragment_bytes = call->stride,
         .payload_bytes = (uint16_t)(bytes + sizeof call->prefix),
+        .start = call->start,
     };
     uint8_t *packet = plat_packet_buffer();
     memcpy(packet + sizeof header, &call->prefix, sizeof call->prefix);

@@ -40,9 +40,15 @@ void plat_reboot(void) { must_restart = true; }
 static int hex_digit(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }
 
 static void read_config(const struct options *options, struct core_config *config) {
-    static const char build[] = DUCK_BUILD_HASH;
+    /* Read from the text that stands in the file, which `duckd --version` shows too. */
+    const char *volatile text = DUCK_BUILD_HASH;
+    const char *build = text;
     memset(config, 0, sizeof *config);
-    key_read(options->key_file, config->fleet_key);
+    fleet_public_read(options->fleet_public_file, config->fleet_public);
+    if (options->identity_file != NULL)
+        identity_read(options->identity_file, config->identity_private);
+    else
+        plat_random(config->identity_private, sizeof config->identity_private);
     memcpy(config->name, options->name, sizeof config->name);
     for (size_t i = 0; i < sizeof config->build; i++)
         config->build[i] = (uint8_t)(hex_digit(build[2 * i]) << 4 | hex_digit(build[2 * i + 1]));

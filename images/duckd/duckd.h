@@ -20,7 +20,8 @@ struct options {
     char name[DUCK_WIRE_NAME_BYTES];
     struct sockaddr_in listen[LISTEN_MAX];
     int listen_count;
-    const char *key_file;
+    const char *fleet_public_file;
+    const char *identity_file; /* NULL: another identity at each start */
     const char *log_file;
     uint32_t core_count;   /* resolved: at least 1 */
     uint64_t memory_limit; /* 0 = 90 % of what is available at the start */
@@ -39,7 +40,9 @@ _Noreturn void usage_error(const char *format, ...) __attribute__((format(printf
 _Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- keyfile.c ------------------------------------------------------------------------------- */
-void key_read(const char *path, uint8_t key[DUCK_WIRE_KEY_BYTES]);
+void fleet_public_read(const char *path, uint8_t key[DUCK_WIRE_PUBLIC_BYTES]);
+/* Makes the file when it is not there. */
+void identity_read(const char *path, uint8_t key[DUCK_WIRE_KEY_BYTES]);
 
 /* ---- sockets.c ------------------------------------------------------------------------------- */
 void sockets_open(struct options *options);

@@ -158,11 +158,24 @@ struct in_addr machine_broadcast(struct in_addr address) {
     return none;
 }
 
+/* The driver's name is the last part of what a link in sysfs points to; virtual devices have none.
+ */
+static void read_driver(const char *name, char *out, size_t room) {
+    char path[128], target[256];
+    snprintf(path, sizeof path, "/sys/class/net/%s/device/driver", name);
+    ssize_t bytes = readlink(path, target, sizeof target - 1);
+    if (bytes <= 0) return;
+    target[bytes] = 0;
+    const char *last = strrchr(target, '/');
+    snprintf(out, room, "%.*s", (int)room - 1, last == NULL ? target : last + 1);
+}
+
 static void describe_link(uint16_t interface, struct duck_info *info) {
     char path[128], text[32];
     int64_t value;
     const char *name = interface_name[interface];
     if (name[0] == 0) return;
+    read_driver(name, info->nic_driver, sizeof info->nic_driver);
     snprintf(path, sizeof path, "/sys/class/net/%s/mtu", name);
     if (read_number(path, &value) && value > 0) info->mtu_bytes = (uint32_t)value;
     snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);

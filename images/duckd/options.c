@@ -9,8 +9,9 @@
 #include <string.h>
 
 static const char usage_text[] =
-    "usage: duckd --name NAME --listen ADDRESS:PORT [--listen ...] --key-file FILE\n"
-    "             [--cores N] [--pin] [--memory-limit BYTES] [--poll block|sleep|spin]\n"
+    "usage: duckd --name NAME --listen ADDRESS:PORT [--listen ...] --fleet-pub FILE\n"
+    "             [--identity-file FILE] [--cores N] [--pin] [--memory-limit BYTES] [--poll "
+    "block|sleep|spin]\n"
     "             [--log-file FILE] [--huge-pages auto|never]\n"
     "       duckd run KERNEL.elf [--input FILE] [--output FILE] [--weights FILE]\n"
     "             [--cores N] [--time-limit-ms N] [--memory-limit BYTES]\n"
@@ -118,8 +119,10 @@ static void parse_option(int count, char **words, int *at, struct options *optio
         if (options->listen_count == LISTEN_MAX)
             usage_error("--listen: at most %d addresses", LISTEN_MAX);
         options->listen[options->listen_count++] = address(value_of(count, words, at));
-    } else if (strcmp(option, "--key-file") == 0) {
-        options->key_file = value_of(count, words, at);
+    } else if (strcmp(option, "--fleet-pub") == 0) {
+        options->fleet_public_file = value_of(count, words, at);
+    } else if (strcmp(option, "--identity-file") == 0) {
+        options->identity_file = value_of(count, words, at);
     } else if (strcmp(option, "--cores") == 0) {
         options->core_count =
             (uint32_t)number(option, value_of(count, words, at), 1, DUCK_KERNEL_CORES_MAX);
@@ -141,7 +144,7 @@ void options_parse(int count, char **words, struct options *options) {
     for (int at = 1; at < count; at++) parse_option(count, words, &at, options);
     if (options->name[0] == 0) usage_error("--name is missing");
     if (options->listen_count == 0) usage_error("--listen is missing");
-    if (options->key_file == NULL) usage_error("--key-file is missing");
+    if (options->fleet_public_file == NULL) usage_error("--fleet-pub is missing");
 }
 
 void options_parse_run(int count, char **words, struct options *options) {

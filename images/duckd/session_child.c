@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The process in which a kernel runs. It is a fresh execution of duckd's own file, so nothing of
- * duckd's memory (the fleet key!) is there, and it holds no sockets. Steps, in order: map memory,
+ * duckd's memory (its own key!) is there, and it holds no sockets. Steps, in order: map memory,
  * load the ELF, make the threads, close every descriptor but one eventfd, forbid system calls,
  * enter the kernel.
  *

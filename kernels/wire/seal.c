@@ -5,39 +5,6 @@
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-static void hmac_sha256(const uint8_t key[32], const void *const part[], const size_t bytes[],
-                        int parts, uint8_t out[32]) {
-    br_hmac_key_context key_context;
-    br_hmac_context context;
-    br_hmac_key_init(&key_context, &br_sha256_vtable, key, DUCK_WIRE_KEY_BYTES);
-    br_hmac_init(&context, &key_context, 0);
-    for (int i = 0; i < parts; i++) br_hmac_update(&context, part[i], bytes[i]);
-    br_hmac_out(&context, out);
-}
-
-void duck_session_keys_derive(const uint8_t fleet_key[32], const uint8_t host_nonce[16],
-                              const uint8_t duck_nonce[16], struct duck_session_keys *out) {
-    static const char label[] = "duck session 1";
-    const void *part[] = {label, host_nonce, duck_nonce};
-    const size_t bytes[] = {sizeof label - 1, DUCK_WIRE_NONCE_BYTES, DUCK_WIRE_NONCE_BYTES};
-    uint8_t secret[32];
-    hmac_sha256(fleet_key, part, bytes, 3, secret);
-    memcpy(out->to_duck, secret, sizeof out->to_duck);
-    memcpy(out->to_host, secret + 16, sizeof out->to_host);
-    memset(secret, 0, sizeof secret);
-}
-
-void duck_domain_key_derive(const uint8_t fleet_key[32], const uint8_t domain_nonce[16],
-                            uint8_t out[16]) {
-    static const char label[] = "duck domain 1";
-    const void *part[] = {label, domain_nonce};
-    const size_t bytes[] = {sizeof label - 1, DUCK_WIRE_NONCE_BYTES};
-    uint8_t secret[32];
-    hmac_sha256(fleet_key, part, bytes, 2, secret);
-    memcpy(out, secret, 16);
-    memset(secret, 0, sizeof secret);
-}
-
 /* AES-NI and carry-less multiplication where the CPU has them, BearSSL's constant-time code
  * elsewhere. */
 void duck_seal_key_set(struct duck_seal_key *key, const uint8_t raw[16], enum duck_wire_key kind,
@@ -69,7 +36,8 @@ uint32_t duck_fragment_count(uint32_t message_bytes, uint32_t fragment_bytes) {
 static int sizes_agree(const struct duck_packet_header *header, size_t bytes) {
     if (bytes != sizeof *header + header->payload_bytes) return 0;
     if (bytes > DUCK_WIRE_PACKET_BYTES_MAX) return 0;
-    if (header->reserved != 0 || header->reserved2 != 0) return 0;
+    if (header->start != 0 && header->type != DUCK_MSG_RESULT) return 0;
+    if (header->epoch != 0 && header->key != DUCK_KEY_SESSION) return 0;
     if (header->fragment_bytes == 0 || header->fragment_bytes % 64 != 0) return 0;
     if (header->fragment_bytes > DUCK_WIRE_FRAGMENT_BYTES_MAX) return 0;
     if (header->message_bytes > DUCK_WIRE_CALL_BYTES_MAX) return 0;
@@ -81,12 +49,17 @@ static int sizes_agree(const struct duck_packet_header *header, size_t bytes) {
     return header->payload_bytes == data + duck_prefix_bytes(header->type);
 }
 
+static int is_of_every_version(const struct duck_packet_header *header) {
+    if (header->key != DUCK_KEY_CLEAR) return 0;
+    return header->type == DUCK_MSG_HELLO || header->type == DUCK_MSG_COOKIE;
+}
+
 enum duck_check duck_packet_check(const uint8_t *packet, size_t bytes,
                                   struct duck_packet_header *out) {
     if (bytes < sizeof *out) return DUCK_CHECK_SHORT;
     memcpy(out, packet, sizeof *out);
     if (out->magic != DUCK_WIRE_MAGIC) return DUCK_CHECK_MAGIC;
-    if (out->version != DUCK_WIRE_VERSION && out->key != DUCK_KEY_FLEET) return DUCK_CHECK_VERSION;
+    if (out->version != DUCK_WIRE_VERSION && !is_of_every_version(out)) return DUCK_CHECK_VERSION;
     if (!sizes_agree(out, bytes)) return DUCK_CHECK_SIZE;
     return DUCK_CHECK_OK;
 }
@@ -106,13 +79,6 @@ static void gmac(struct duck_seal_key *key, const uint8_t *packet, size_t bytes,
     br_gcm_aad_inject(&key->gcm, packet + mac_at + sizeof zero, bytes - mac_at - sizeof zero);
     br_gcm_flip(&key->gcm);
     br_gcm_get_tag(&key->gcm, tag);
-}
-
-/* 1 when equal; takes the same time wherever the first difference is. */
-static int equal_16(const uint8_t *a, const uint8_t *b) {
-    uint8_t difference = 0;
-    for (int i = 0; i < 16; i++) difference = (uint8_t)(difference | (a[i] ^ b[i]));
-    return difference == 0;
 }
 
 void duck_seal(struct duck_seal_key *key, uint8_t *packet, size_t bytes) {
@@ -155,33 +121,10 @@ enum duck_check duck_open_sealed(struct duck_seal_key *key, struct duck_replay_w
     uint8_t tag[16];
     memcpy(&counter, packet + offsetof(struct duck_packet_header, counter), 8);
     gmac(key, packet, bytes, counter, tag);
-    if (!equal_16(tag, packet + offsetof(struct duck_packet_header, mac))) return DUCK_CHECK_MAC;
+    if (!duck_equal(tag, packet + offsetof(struct duck_packet_header, mac), sizeof tag))
+        return DUCK_CHECK_MAC;
     if (is_replay(window, counter)) return DUCK_CHECK_REPLAY;
     mark_seen(window, counter);
-    return DUCK_CHECK_OK;
-}
-
-/* ---- fleet key ------------------------------------------------------------------------------- */
-
-static void fleet_mac(const uint8_t fleet_key[32], const uint8_t *packet, size_t bytes,
-                      uint8_t out[32]) {
-    static const uint8_t zero[DUCK_WIRE_MAC_BYTES];
-    const size_t mac_at = offsetof(struct duck_packet_header, mac);
-    const void *part[] = {packet, zero, packet + mac_at + sizeof zero};
-    const size_t part_bytes[] = {mac_at, sizeof zero, bytes - mac_at - sizeof zero};
-    hmac_sha256(fleet_key, part, part_bytes, 3, out);
-}
-
-void duck_seal_fleet(const uint8_t fleet_key[32], uint8_t *packet, size_t bytes) {
-    uint8_t tag[32];
-    fleet_mac(fleet_key, packet, bytes, tag);
-    memcpy(packet + offsetof(struct duck_packet_header, mac), tag, DUCK_WIRE_MAC_BYTES);
-}
-
-enum duck_check duck_open_fleet(const uint8_t fleet_key[32], uint8_t *packet, size_t bytes) {
-    uint8_t tag[32];
-    fleet_mac(fleet_key, packet, bytes, tag);
-    if (!equal_16(tag, packet + offsetof(struct duck_packet_header, mac))) return DUCK_CHECK_MAC;
     return DUCK_CHECK_OK;
 }
 

@@ -7,8 +7,7 @@
 #ifndef DUCK_SEAL_H
 #define DUCK_SEAL_H
 
-#include <bearssl.h>
-#include <duck/wire.h>
+#include "trust.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,12 +25,6 @@ struct duck_seal_key {
     uint32_t is_set;
 };
 
-/* Both keys of a session as seen by one side. */
-struct duck_session_keys {
-    uint8_t to_duck[16];
-    uint8_t to_host[16];
-};
-
 /* The newest counter accepted and a bitmap of the DUCK_WIRE_REPLAY_WINDOW before it. */
 struct duck_replay_window {
     uint64_t newest;
@@ -42,17 +35,12 @@ enum duck_check {
     DUCK_CHECK_OK = 0,
     DUCK_CHECK_SHORT, /* fewer bytes than a header */
     DUCK_CHECK_MAGIC,
-    /* another protocol version (F packets are exempt: they say so themselves) */
+    /* another protocol version (HELLO and COOKIE are exempt: they say so themselves) */
     DUCK_CHECK_VERSION,
     DUCK_CHECK_SIZE, /* lengths disagree with each other or with the datagram */
     DUCK_CHECK_MAC,
     DUCK_CHECK_REPLAY
 };
-
-void duck_session_keys_derive(const uint8_t fleet_key[32], const uint8_t host_nonce[16],
-                              const uint8_t duck_nonce[16], struct duck_session_keys *out);
-void duck_domain_key_derive(const uint8_t fleet_key[32], const uint8_t domain_nonce[16],
-                            uint8_t out[16]);
 
 void duck_seal_key_set(struct duck_seal_key *key, const uint8_t raw[16], enum duck_wire_key kind,
                        enum duck_direction direction);
@@ -75,10 +63,6 @@ void duck_seal(struct duck_seal_key *key, uint8_t *packet, size_t bytes);
 /* Verify mac, then counter; marks the counter as seen when both are right. */
 enum duck_check duck_open_sealed(struct duck_seal_key *key, struct duck_replay_window *window,
                                  uint8_t *packet, size_t bytes);
-
-/* The same for F packets: HMAC-SHA-256 under the fleet key, no counter. */
-void duck_seal_fleet(const uint8_t fleet_key[32], uint8_t *packet, size_t bytes);
-enum duck_check duck_open_fleet(const uint8_t fleet_key[32], uint8_t *packet, size_t bytes);
 
 void duck_replay_reset(struct duck_replay_window *window);
 

@@ -58,7 +58,7 @@ DUCK = r"duck/\w+\.h"
 # Area -> (what <...> may name, where "..." files may lie). Longest matching area counts.
 INCLUDE_ARROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "kernels/include/duck": (r"stdint\.h|stddef\.h|assert\.h", ()),
-    "kernels/wire": (rf"{DUCK}|bearssl\.h|string\.h", ("kernels/wire",)),
+    "kernels/wire": (rf"{DUCK}|bearssl\.h|stdbool\.h|string\.h", ("kernels/wire",)),
     "kernels/src": (
         rf"{DUCK}|{FREESTANDING}|(imm|x86|xmm|smm|tmm|emm|nmm)intrin\.h",
         ("kernels/src",),

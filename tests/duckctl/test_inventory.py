@@ -111,6 +111,7 @@ def test_the_fleet_file_has_the_agreed_shape() -> None:
         "schema_version": 1,
         "name": "lab",
         "key_file": str(ROOT / "inventory" / "fleet.key"),
+        "pins_file": str(ROOT / "inventory" / "fleet.pins.json"),
         "domains": [
             {
                 "name": f"domain{n}",
@@ -127,6 +128,7 @@ def test_the_fleet_file_has_the_agreed_shape() -> None:
                 "address": f"127.21.{slot // 2 + 1}.{11 + slot % 2}",
                 "port": 7211,
                 "slot": slot,
+                "identity": "pinned",
             }
             for slot in range(4)
         ],

@@ -270,7 +270,7 @@ def test_interrupted_up_leaves_no_process(folder: LabFolder) -> None:
     assert recorded is not None
     assert wait_until(lambda: not any(duck.is_running() for duck in recorded.ducks), 5)
     # A duck that was started but not yet on record would be missed above.
-    assert wait_until(lambda: not processes_naming(str(folder.key_file)), 5)
+    assert wait_until(lambda: not processes_naming(str(folder.public_key_file)), 5)
 
 
 def processes_naming(text: str) -> list[int]:

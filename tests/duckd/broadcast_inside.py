@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckd_client as wire
 import duckd_process
-from duckd_client import Client
+from duckd_client import Client, FleetKey
 from duckd_process import DuckProcess
 
 DOMAIN = 0x77
@@ -20,7 +20,7 @@ PORT = 7211
 class DomainClient(Client):
     """A session with one duck, by the domain's one socket."""
 
-    def __init__(self, address: str, key: bytes, shared: socket.socket) -> None:
+    def __init__(self, address: str, key: FleetKey, shared: socket.socket) -> None:
         super().__init__(PORT, key, domain_session=DOMAIN)
         self.socket.close()
         self.socket = shared
@@ -43,6 +43,7 @@ def main() -> None:
     host = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     host.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     host.bind(("10.9.0.100", 0))
+    key = FleetKey()
     ducks: list[DuckProcess] = []
     clients: list[DomainClient] = []
     try:
@@ -50,10 +51,9 @@ def main() -> None:
             own = folder / f"d{i}"
             own.mkdir()
             listen = f"10.9.0.{i}:{PORT}"
-            ducks.append(DuckProcess(own, "--listen", listen, name=f"d0{i}", key=bytes(32)))
-            clients.append(DomainClient(f"10.9.0.{i}", bytes(32), host))
-            clients[-1].domain_nonce = bytes(range(16))
-            clients[-1].use_domain_nonce()
+            ducks.append(DuckProcess(own, "--listen", listen, name=f"d0{i}", key=key))
+            clients.append(DomainClient(f"10.9.0.{i}", key, host))
+            clients[-1].domain_key = bytes(range(16))
             clients[-1].hello()
             clients[-1].load(wire.KERNEL_REGION, kernel)
             assert clients[-1].open(domain_session=DOMAIN).status == wire.OK

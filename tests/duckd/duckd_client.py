@@ -1,10 +1,9 @@
-"""A small host for tests of duckd: its own packing, HMAC from the standard library and GMAC from
-the `cryptography` package, so that duckd's sealing is checked by an independent oracle."""
+"""A small host for tests of duckd: its own packing, and the arithmetic of the `cryptography`
+package, so that duckd's handshake and sealing are checked by an independent oracle."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import select
 import socket
@@ -14,15 +13,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from duckd_crypto import MAC_AT, FleetKey, agree, derive, gmac, public_bytes
+from duckd_stats import STATS_FIELDS
 
 MAGIC = 0x4B435544
 HEADER = struct.Struct("<IBBBBIIIIHHIQ16s")
-MAC_AT = 40
-FLEET, SESSION, DOMAIN = 0, 1, 2
+CLEAR, SESSION, DOMAIN = 0, 1, 2
+VERSION = 2
 TO_DUCK, TO_HOST = 0, 1
 
 HELLO, INFO, PING, PONG, LOG, STATS, REBOOT, DONE = range(1, 9)
+COOKIE, PROOF, DOMAIN_KEY, REKEY = range(10, 14)
 RESERVE, WRITE, WRITE_ACK, COMMIT, READ, READ_DATA = range(16, 22)
 OPEN, CALL, RESULT, NACK, QUERY, BUSY, FAULT, CLOSE = range(32, 40)
 
@@ -34,37 +37,6 @@ KERNEL_REGION, WEIGHTS_REGION = 0, 1
 FRESH = LAST = TAKEOVER = 1
 STRIDE = 1408
 PREFIX_BYTES = {WRITE: 16, RESULT: 8}
-
-STATS_FIELDS = [
-    "packets_received",
-    "packets_sent",
-    "bytes_received",
-    "bytes_sent",
-    "dropped_short",
-    "dropped_magic",
-    "dropped_version",
-    "dropped_type",
-    "dropped_size",
-    "dropped_mac",
-    "dropped_replay",
-    "dropped_session",
-    "dropped_limit",
-    "calls_started",
-    "calls_finished",
-    "calls_repeated",
-    "nacks_sent",
-    "nacks_received",
-    "queries_received",
-    "results_resent",
-    "kernel_ns_total",
-    "kernel_ns_max",
-    "queue_ns_total",
-    "write_bytes",
-    "commits",
-    "sessions_opened",
-    "sessions_faulted",
-    "uptime_ns",
-]
 
 
 class DuckSilentError(AssertionError):
@@ -125,17 +97,6 @@ def ranges_of(payload: bytes) -> list[tuple[int, int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def gmac(key: bytes, counter: int, tag: int, packet: bytes) -> bytes:
-    nonce = struct.pack("<QI", counter, tag)
-    blank = packet[:MAC_AT] + bytes(16) + packet[MAC_AT + 16 :]
-    return AESGCM(key).encrypt(nonce, b"", blank)
-
-
-def fleet_mac(key: bytes, packet: bytes) -> bytes:
-    blank = packet[:MAC_AT] + bytes(16) + packet[MAC_AT + 16 :]
-    return hmac.digest(key, blank, "sha256")[:16]
-
-
 def build(
     type_: int,
     payload: bytes,
@@ -147,10 +108,10 @@ def build(
     index: int = 0,
     stride: int = STRIDE,
     counter: int = 0,
-    version: int = 1,
+    version: int = VERSION,
     magic: int = MAGIC,
-    reserved: int = 0,
-    reserved2: int = 0,
+    epoch: int = 0,
+    start: int = 0,
     payload_bytes: int | None = None,
 ) -> bytes:
     """A packet without its MAC."""
@@ -158,8 +119,8 @@ def build(
         message_bytes = len(payload) - PREFIX_BYTES.get(type_, 0)
     if payload_bytes is None:
         payload_bytes = len(payload)
-    front = (magic, version, type_, key, reserved, session, sequence, message_bytes, index)
-    return HEADER.pack(*front, stride, payload_bytes, reserved2, counter, bytes(16)) + payload
+    front = (magic, version, type_, key, epoch, session, sequence, message_bytes, index)
+    return HEADER.pack(*front, stride, payload_bytes, start, counter, bytes(16)) + payload
 
 
 def with_mac(packet: bytes, mac: bytes) -> bytes:
@@ -173,7 +134,7 @@ def fragments(data: bytes, stride: int) -> list[bytes]:
 class Client:
     """One host session with one duck."""
 
-    def __init__(self, port: int, key: bytes, *, domain_session: int = 0) -> None:
+    def __init__(self, port: int, key: FleetKey, *, domain_session: int = 0) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         self.socket.bind(("127.0.0.1", 0))
@@ -181,20 +142,16 @@ class Client:
         self.key = key
         self.session = secrets.randbits(32) | 1
         self.domain_session = domain_session
-        self.domain_nonce = secrets.token_bytes(16) if domain_session else bytes(16)
-        self.domain_key = b""
-        self.use_domain_nonce()
+        self.domain_key = secrets.token_bytes(16)
+        self.wrap_counter = 0
+        self.epoch = 0
         self.counter = self.domain_counter = 0
         self.newest = 0  # counter of the duck's newest packet
         self.sequence = self.write_sequence = self.call_sequence = 0
         self.host_nonce = secrets.token_bytes(16)
-        self.to_duck = self.to_host = b""
-        self.info = b""
+        self.to_duck = self.to_host = self.chain = self.wrap = b""
+        self.info = self.cookie = self.proof = self.identity = b""
         self.boot_id = 0
-
-    def use_domain_nonce(self) -> None:
-        domain = hmac.digest(self.key, b"duck domain 1" + self.domain_nonce, "sha256")
-        self.domain_key = domain[:16]
 
     def close(self) -> None:
         self.socket.close()
@@ -224,7 +181,15 @@ class Client:
         return with_mac(packet, gmac(self.domain_key, self.domain_counter, tag, packet))
 
     def send(self, type_: int, payload: bytes, sequence: int, **fields: int) -> int:
-        packet = self.seal(build(type_, payload, session=self.session, sequence=sequence, **fields))
+        built = build(
+            type_,
+            payload,
+            session=self.session,
+            sequence=sequence,
+            epoch=self.epoch % 256,
+            **fields,
+        )
+        packet = self.seal(built)
         self.send_raw(packet)
         return len(packet)
 
@@ -235,15 +200,16 @@ class Client:
             return None
         raw = self.socket.recv(65536)
         fields = HEADER.unpack_from(raw)
-        magic, version, type_, key, reserved, session, sequence, message_bytes = fields[:8]
-        index, stride, payload_bytes, reserved2, counter, mac = fields[8:]
-        assert (magic, version, reserved, reserved2) == (MAGIC, 1, 0, 0)
+        magic, version, type_, key, epoch, session, sequence, message_bytes = fields[:8]
+        index, stride, payload_bytes, start, counter, mac = fields[8:]
+        assert (magic, version) == (MAGIC, VERSION)
+        assert (start == 0) == (type_ != RESULT)
         assert payload_bytes == len(raw) - HEADER.size
         assert session == self.session
-        if key == FLEET:
-            assert (type_, counter) == (INFO, 0)
-            assert mac == fleet_mac(self.key, raw)
+        if key == CLEAR:
+            assert (type_, epoch, counter, mac) == (COOKIE, 0, 0, bytes(16))
         else:
+            assert epoch == self.epoch % 256
             assert key == SESSION
             assert mac == gmac(self.to_host, counter, SESSION << 8 | TO_HOST, raw)
             assert counter > self.newest, "loopback keeps the order"
@@ -267,27 +233,76 @@ class Client:
         return self.receive(timeout) is None
 
     # ---- control ----------------------------------------------------------------------------
-    def hello_packet(self) -> bytes:
-        hello = struct.pack("<II", self.session, self.domain_session)
-        hello += self.host_nonce + self.domain_nonce + bytes(20) + bytes(4)
-        packet = build(HELLO, hello.ljust(288, b"\0"), session=self.session, key=FLEET)
-        return with_mac(packet, fleet_mac(self.key, packet))
+    def hello_packet(self, version: int = VERSION) -> bytes:
+        hello = struct.pack("<II", self.session, VERSION) + self.host_nonce + bytes(20)
+        return build(
+            HELLO, hello.ljust(192, b"\0"), session=self.session, key=CLEAR, version=version
+        )
+
+    def make_proof(self, cookie: bytes, signer: FleetKey | None = None) -> bytes:
+        """The PROOF packet that answers a cookie; the session keys follow from it."""
+        session, version = struct.unpack_from("<II", cookie)
+        assert (session, version) == (self.session, VERSION)
+        assert cookie[8:24] == self.host_nonce
+        self.cookie = cookie
+        duck_nonce, boot_id = cookie[24:40], cookie[40:48]
+        ephemeral, self.identity = cookie[48:80], cookie[80:112]
+        private = X25519PrivateKey.generate()
+        own = public_bytes(private)
+        transcript = b"duck handshake 2" + self.key.public + struct.pack("<I", self.session)
+        transcript += boot_id + self.host_nonce + duck_nonce + own + ephemeral + self.identity
+        digest = hashlib.sha256(transcript).digest()
+        secret = agree(private, ephemeral) + agree(private, self.identity)
+        keys = derive(digest, secret, b"duck session 2", 80)
+        self.to_duck, self.to_host, self.chain, self.wrap = (
+            keys[:16],
+            keys[16:32],
+            keys[32:64],
+            keys[64:],
+        )
+        proof = struct.pack("<II", self.session, 0) + self.host_nonce + duck_nonce + own
+        proof += (signer or self.key).sign(digest)
+        self.proof = build(PROOF, proof.ljust(288, b"\0"), session=self.session, key=CLEAR)
+        return self.proof
 
     def take_info(self, info: bytes) -> None:
-        session, version = struct.unpack_from("<II", info)
-        assert (session, version) == (self.session, 1)
-        assert info[8:24] == self.host_nonce
+        assert struct.unpack_from("<II", info) == (self.session, VERSION)
         self.info = info
         self.boot_id = struct.unpack_from("<Q", info, 40)[0]
-        label = b"duck session 1" + self.host_nonce + info[24:40]
-        secret = hmac.digest(self.key, label, "sha256")
-        self.to_duck, self.to_host = secret[:16], secret[16:]
+        assert self.cookie[40:48] == info[40:48]
+
+    def try_hello(self, timeout: float = 0.2) -> None:
+        """One attempt; the duck may be starting."""
+        self.send_raw(self.hello_packet())
+        cookie = self.expect(COOKIE, timeout).payload
+        self.send_raw(self.make_proof(cookie))
+        self.take_info(self.expect(INFO, timeout).payload)
 
     def hello(self) -> Self:
-        self.send_raw(self.hello_packet())
-        self.take_info(self.expect(INFO).payload)
+        self.try_hello(5.0)
         self.ping()
+        if self.domain_session:
+            assert self.give_domain_key().status == OK
         return self
+
+    def give_domain_key(self) -> Done:
+        self.wrap_counter += 1
+        nonce = struct.pack("<QI", self.wrap_counter, self.domain_session)
+        sealed = AESGCM(self.wrap).encrypt(nonce, self.domain_key, b"")
+        front = struct.pack("<IIQ", self.domain_session, 0, self.wrap_counter)
+        return self.done(DOMAIN_KEY, (front + sealed).ljust(208, b"\0"))
+
+    def rekey(self) -> None:
+        """Fresh session keys; the duck answers under the old ones."""
+        private = X25519PrivateKey.generate()
+        epoch = self.epoch + 1
+        self.send(REKEY, struct.pack("<II", epoch, 0) + public_bytes(private), epoch)
+        answer = self.expect(REKEY).payload
+        assert struct.unpack_from("<I", answer) == (epoch,)
+        keys = derive(self.chain, agree(private, answer[8:40]), b"duck rekey 2", 64)
+        self.to_duck, self.to_host, self.chain = keys[:16], keys[16:32], keys[32:]
+        self.epoch = epoch
+        self.counter = self.newest = 0
 
     def ping(self, timeout: float = 5.0) -> int:
         """State of the duck (enum duck_state)."""
@@ -346,6 +361,7 @@ class Client:
                 prefix + part,
                 session=self.session,
                 sequence=sequence,
+                epoch=self.epoch % 256,
                 message_bytes=len(data),
                 index=index,
                 stride=stride,
@@ -419,6 +435,7 @@ class Client:
                 part,
                 session=self.session,
                 sequence=sequence,
+                epoch=self.epoch % 256,
                 message_bytes=len(data),
                 index=index,
                 stride=stride,

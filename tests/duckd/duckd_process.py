@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import subprocess
 from pathlib import Path
 from typing import Self
 
-from duckd_client import KERNEL_REGION, Client
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from duckd_client import KERNEL_REGION, Client, FleetKey
 
 from duckctl.native import native_path
 
@@ -49,11 +49,12 @@ def build_kernel(source: Path, target: Path, *defines: str) -> bytes:
     return target.read_bytes()
 
 
-def write_key(folder: Path, key: bytes | None = None) -> tuple[Path, bytes]:
-    key = key or secrets.token_bytes(32)
-    path = folder / "fleet.key"
-    path.touch(0o600)
-    path.write_text(key.hex() + "\n")
+def write_key(folder: Path, key: FleetKey | None = None) -> tuple[Path, FleetKey]:
+    """The public key's file, as duckd reads it."""
+    key = key or FleetKey()
+    path = folder / "fleet.pub"
+    path.write_text(f"duck-p256-public:{key.public.hex()}\n")
+    path.chmod(0o644)
     return path, key
 
 
@@ -66,14 +67,16 @@ class DuckProcess:
         *more: str,
         name: str = "d01",
         cores: int = 1,
-        key: bytes | None = None,
+        key: FleetKey | None = None,
     ) -> None:
+        self.identity_file = folder / f"{name}.identity"
         self.key_file, self.key = write_key(folder, key)
         self.name = name
         command = [str(duckd_binary()), "--name", name]
         if not (more and more[0] == "--listen" and not more[1].startswith("127.")):
             command += ["--listen", "127.0.0.1:0"]
-        command += ["--key-file", str(self.key_file), "--cores", str(cores)]
+        command += ["--fleet-pub", str(self.key_file), "--cores", str(cores)]
+        command += ["--identity-file", str(self.identity_file)]
         self.errors = (folder / f"{name}.stderr").open("wb+")
         self.process = subprocess.Popen(
             [*command, *more], stdout=subprocess.PIPE, stderr=self.errors
@@ -88,6 +91,12 @@ class DuckProcess:
         readable, _, _ = select.select([self.process.stdout], [], [], 10.0)
         assert readable, "duckd did not say that it is ready"
         return self.process.stdout.readline().decode()
+
+    @property
+    def identity(self) -> X25519PrivateKey:
+        """The duck's own key, which only its file tells."""
+        digits = self.identity_file.read_text().strip().removeprefix("duck-x25519-private:")
+        return X25519PrivateKey.from_private_bytes(bytes.fromhex(digits))
 
     @property
     def pid(self) -> int:

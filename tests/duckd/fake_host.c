@@ -6,7 +6,8 @@
 #include <string.h>
 
 struct duck_core core;
-const uint8_t fake_fleet_key[32] = {1, 2, 3, 4, 5};
+const uint8_t fake_fleet_private[DUCK_WIRE_KEY_BYTES] = {1, 2, 3, 4, 5};
+uint8_t fake_fleet_public[DUCK_WIRE_PUBLIC_BYTES];
 
 static void must(bool true_thing, const char *what) {
     if (true_thing) return;
@@ -15,9 +16,10 @@ static void must(bool true_thing, const char *what) {
 }
 
 void fake_core_start(uint64_t seed) {
-    struct core_config config = {.name = "fake"};
+    struct core_config config = {.name = "fake", .identity_private = {7, 7, 7}};
     fake_reset(seed);
-    memcpy(config.fleet_key, fake_fleet_key, sizeof config.fleet_key);
+    must(duck_fleet_public(fake_fleet_private, fake_fleet_public), "fleet key");
+    memcpy(config.fleet_public, fake_fleet_public, sizeof config.fleet_public);
     core_init(&core, &config);
 }
 
@@ -41,36 +43,42 @@ static void deliver(const struct fake_host *host, const uint8_t *packet, uint32_
 void host_make(struct fake_host *host, uint16_t port, bool with_domain) {
     memset(host, 0, sizeof *host);
     host->peer = (struct plat_peer){0x0100007f, port, 0};
-    plat_random(host->host_nonce, 16);
-    plat_random(host->domain_nonce, 16);
+    plat_random(host->host_nonce, sizeof host->host_nonce);
+    plat_random(host->ephemeral, sizeof host->ephemeral);
     host->session = (uint32_t)fake_random() | 1u;
     if (!with_domain) return;
-    uint8_t raw[16];
     host->domain_session = (uint32_t)fake_random() | 1u;
-    duck_domain_key_derive(fake_fleet_key, host->domain_nonce, raw);
-    duck_seal_key_set(&host->domain_key, raw, DUCK_KEY_DOMAIN, DUCK_TO_DUCK);
+    plat_random(host->domain_raw, sizeof host->domain_raw);
+    duck_seal_key_set(&host->domain_key, host->domain_raw, DUCK_KEY_DOMAIN, DUCK_TO_DUCK);
 }
 
-void host_send_hello(struct fake_host *host) {
-    uint8_t packet[sizeof(struct duck_packet_header) + sizeof(struct duck_info)] = {0};
+static void send_clear(const struct fake_host *host, uint8_t type, const void *payload,
+                       uint16_t bytes) {
+    uint8_t packet[sizeof(struct duck_packet_header) + sizeof(struct duck_proof)];
     struct duck_packet_header header = {
         .magic = DUCK_WIRE_MAGIC,
         .version = DUCK_WIRE_VERSION,
-        .type = DUCK_MSG_HELLO,
-        .key = DUCK_KEY_FLEET,
+        .type = type,
+        .key = DUCK_KEY_CLEAR,
         .session = host->session,
         .sequence = 1,
-        .message_bytes = sizeof(struct duck_info),
+        .message_bytes = bytes,
         .fragment_bytes = DUCK_WIRE_FRAGMENT_BYTES_1500,
-        .payload_bytes = sizeof(struct duck_info),
+        .payload_bytes = bytes,
     };
-    struct duck_hello hello = {.session = host->session, .domain_session = host->domain_session};
-    memcpy(hello.host_nonce, host->host_nonce, 16);
-    memcpy(hello.domain_nonce, host->domain_nonce, 16);
     memcpy(packet, &header, sizeof header);
-    memcpy(packet + sizeof header, &hello, sizeof hello);
-    duck_seal_fleet(fake_fleet_key, packet, sizeof packet);
-    deliver(host, packet, sizeof packet);
+    memcpy(packet + sizeof header, payload, bytes);
+    deliver(host, packet, (uint32_t)sizeof header + bytes);
+}
+
+void host_send_hello(struct fake_host *host) {
+    struct duck_hello hello = {.session = host->session, .protocol_version = DUCK_WIRE_VERSION};
+    memcpy(hello.host_nonce, host->host_nonce, sizeof hello.host_nonce);
+    send_clear(host, DUCK_MSG_HELLO, &hello, sizeof hello);
+}
+
+void host_send_proof(struct fake_host *host, const struct duck_proof *proof) {
+    send_clear(host, DUCK_MSG_PROOF, proof, sizeof *proof);
 }
 
 uint32_t host_send(struct fake_host *host, const struct fake_fragment *fragment,
@@ -82,6 +90,7 @@ uint32_t host_send(struct fake_host *host, const struct fake_fragment *fragment,
         .version = DUCK_WIRE_VERSION,
         .type = fragment->type,
         .key = fragment->key,
+        .epoch = domain ? 0 : (uint8_t)host->epoch,
         .session = domain ? host->domain_session : host->session,
         .sequence = fragment->sequence,
         .message_bytes = fragment->message_bytes,
@@ -138,18 +147,80 @@ uint32_t host_count(const struct fake_host *host, uint8_t type) {
     return count;
 }
 
+void host_make_proof(struct fake_host *host, struct duck_proof *proof) {
+    struct duck_cookie cookie;
+    uint8_t digest[32], by_ephemeral[32], by_identity[32];
+    const struct fake_packet *packet = host_last(host, DUCK_MSG_COOKIE);
+    must(packet != NULL, "no COOKIE");
+    memcpy(&cookie, payload_of(packet), sizeof cookie);
+    struct duck_transcript transcript = {.session = host->session, .boot_id = cookie.boot_id};
+    memset(proof, 0, sizeof *proof);
+    proof->session = host->session;
+    memcpy(proof->host_nonce, host->host_nonce, sizeof proof->host_nonce);
+    memcpy(proof->duck_nonce, cookie.duck_nonce, sizeof proof->duck_nonce);
+    duck_agree_public(host->ephemeral, proof->ephemeral);
+    memcpy(transcript.host_nonce, host->host_nonce, sizeof transcript.host_nonce);
+    memcpy(transcript.duck_nonce, cookie.duck_nonce, sizeof transcript.duck_nonce);
+    memcpy(transcript.host_ephemeral, proof->ephemeral, sizeof transcript.host_ephemeral);
+    memcpy(transcript.duck_ephemeral, cookie.ephemeral, sizeof transcript.duck_ephemeral);
+    memcpy(transcript.duck_identity, cookie.identity, sizeof transcript.duck_identity);
+    duck_transcript_digest(&transcript, fake_fleet_public, digest);
+    must(duck_agree(host->ephemeral, cookie.ephemeral, by_ephemeral), "agree");
+    must(duck_agree(host->ephemeral, cookie.identity, by_identity), "agree");
+    must(duck_fleet_sign(fake_fleet_private, digest, proof->signature), "sign");
+    duck_session_keys_derive(digest, by_ephemeral, by_identity, &host->keys);
+    duck_seal_key_set(&host->send_key, host->keys.to_duck, DUCK_KEY_SESSION, DUCK_TO_DUCK);
+    host->epoch = 0;
+}
+
+bool host_can_open(struct fake_host *host, const struct fake_packet *packet) {
+    uint8_t copy[DUCK_WIRE_PACKET_BYTES_MAX];
+    struct duck_replay_window window = {0};
+    struct duck_seal_key key;
+    memcpy(copy, packet->data, packet->bytes);
+    duck_seal_key_set(&key, host->keys.to_host, DUCK_KEY_SESSION, DUCK_TO_HOST);
+    return header_of(packet).epoch == (uint8_t)host->epoch &&
+           duck_open_sealed(&key, &window, copy, packet->bytes) == DUCK_CHECK_OK;
+}
+
+struct duck_done host_give_domain_key(struct fake_host *host) {
+    struct duck_domain_key message = {.domain_session = host->domain_session,
+                                      .wrap_counter = ++host->wrap_counter};
+    duck_domain_key_wrap(host->keys.wrap, host->domain_raw, &message);
+    return host_request(host, DUCK_MSG_DOMAIN_KEY, &message, sizeof message);
+}
+
+/* As if time had passed since the last join: the duck is willing to check the next signature. */
 void host_join(struct fake_host *host) {
-    struct duck_info info;
-    struct duck_session_keys keys;
+    struct duck_proof proof;
     struct duck_ping ping = {0};
+    memset(core.handshake.verify_ns, 0, sizeof core.handshake.verify_ns);
     host_send_hello(host);
+    host_make_proof(host, &proof);
+    host_send_proof(host, &proof);
     const struct fake_packet *packet = host_last(host, DUCK_MSG_INFO);
-    must(packet != NULL, "no INFO");
-    memcpy(&info, payload_of(packet), sizeof info);
-    duck_session_keys_derive(fake_fleet_key, host->host_nonce, info.duck_nonce, &keys);
-    duck_seal_key_set(&host->send_key, keys.to_duck, DUCK_KEY_SESSION, DUCK_TO_DUCK);
+    must(packet != NULL && host_can_open(host, packet), "no INFO");
     host_send_one(host, DUCK_MSG_PING, 1, &ping, sizeof ping);
     must(host_last(host, DUCK_MSG_PONG) != NULL, "no PONG");
+    host->wrap_counter = 0;
+    if (host->domain_session != 0) must(host_give_domain_key(host).status == DUCK_OK, "domain key");
+}
+
+bool host_rekey(struct fake_host *host, const struct duck_rekey *request,
+                const uint8_t private_key[DUCK_WIRE_KEY_BYTES]) {
+    struct duck_rekey answer;
+    uint8_t secret[DUCK_WIRE_KEY_BYTES];
+    uint32_t before = fake.sent_count;
+    host_send_one(host, DUCK_MSG_REKEY, request->epoch, request, sizeof *request);
+    const struct fake_packet *packet = host_last(host, DUCK_MSG_REKEY);
+    if (fake.sent_count == before || packet == NULL) return false;
+    memcpy(&answer, payload_of(packet), sizeof answer);
+    must(answer.epoch == request->epoch, "epoch of REKEY's answer");
+    must(duck_agree(private_key, answer.ephemeral, secret), "agree");
+    duck_session_keys_next(&host->keys, secret);
+    duck_seal_key_set(&host->send_key, host->keys.to_duck, DUCK_KEY_SESSION, DUCK_TO_DUCK);
+    host->epoch = request->epoch;
+    return true;
 }
 
 struct duck_done host_request(struct fake_host *host, uint8_t type, const void *payload,

@@ -12,13 +12,19 @@ struct fake_host {
     struct plat_peer peer;
     uint32_t session;
     uint32_t domain_session;
-    uint8_t host_nonce[16], domain_nonce[16];
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t ephemeral[DUCK_WIRE_KEY_BYTES]; /* private */
+    uint8_t domain_raw[16];
+    struct duck_session_keys keys;
+    uint32_t epoch;
+    uint64_t wrap_counter;
     struct duck_seal_key send_key, domain_key;
     uint32_t requests, writes;
 };
 
 extern struct duck_core core;
-extern const uint8_t fake_fleet_key[32];
+extern const uint8_t fake_fleet_private[DUCK_WIRE_KEY_BYTES];
+extern uint8_t fake_fleet_public[DUCK_WIRE_PUBLIC_BYTES];
 
 struct fake_fragment {
     uint8_t type;
@@ -33,8 +39,18 @@ struct fake_fragment {
 void fake_core_start(uint64_t seed);
 void host_make(struct fake_host *host, uint16_t port, bool with_domain);
 void host_send_hello(struct fake_host *host);
-/* HELLO, INFO, and the first PING, which makes the association active. */
+/* Agree with the last COOKIE and sign; the keys are in host->keys. */
+void host_make_proof(struct fake_host *host, struct duck_proof *proof);
+void host_send_proof(struct fake_host *host, const struct duck_proof *proof);
+/* HELLO to INFO, the first PING, which makes the association active, and the domain's key. */
 void host_join(struct fake_host *host);
+/* Under the key that host->domain_raw is now. */
+struct duck_done host_give_domain_key(struct fake_host *host);
+/* Fresh session keys; false when the duck did not answer. */
+bool host_rekey(struct fake_host *host, const struct duck_rekey *request,
+                const uint8_t private_key[DUCK_WIRE_KEY_BYTES]);
+/* Opens a sealed packet that was sent to this host by its present keys. */
+bool host_can_open(struct fake_host *host, const struct fake_packet *packet);
 /* Send one fragment; `payload` includes the prefix of its type. Returns the packet's bytes. */
 uint32_t host_send(struct fake_host *host, const struct fake_fragment *fragment,
                    const void *payload, uint32_t bytes);

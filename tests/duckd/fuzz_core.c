@@ -323,7 +323,7 @@ static void one_round(uint64_t seed) {
         case 0: send_noise(); break;
         case 1:
             host_send_hello(&hosts[fake_below(HOSTS)]);
-            asked_bytes += sizeof(struct duck_packet_header) + sizeof(struct duck_info);
+            asked_bytes += sizeof(struct duck_packet_header) + sizeof(struct duck_hello);
             break;
         case 2: fake.now_ns += fake_below(2) ? fake_below(1000000) : fake_below(50000000); break;
         case 3: fuzz_elf(); break;

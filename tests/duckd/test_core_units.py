@@ -29,6 +29,7 @@ FLAGS = [
 ]
 
 
+SEAL = [ROOT / "kernels/wire/seal.c", ROOT / "kernels/wire/trust.c"]
 INCLUDES = [f"-I{ROOT / p}" for p in ("images/core", "kernels/include", "kernels/wire")]
 
 
@@ -52,7 +53,7 @@ def compile_to(folder: Path, sources: list[Path]) -> list[Path]:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("core")
-    sources = [*sorted((ROOT / "images/core").glob("*.c")), ROOT / "kernels/wire/seal.c"]
+    sources = [*sorted((ROOT / "images/core").glob("*.c")), *SEAL]
     common = compile_to(folder, [*sources, HERE / "fake_platform.c", HERE / "fake_host.c"])
     built = {}
     for name in ("test_core_network", "test_core_compute", "fuzz_core"):

@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 USAGE: list[tuple[list[str], str]] = [
     ([], "--name is missing"),
     (["--name", "d01"], "--listen is missing"),
-    (["--name", "d01", "--listen", "127.0.0.1:0"], "--key-file is missing"),
+    (["--name", "d01", "--listen", "127.0.0.1:0"], "--fleet-pub is missing"),
     (["--nonsense"], 'unknown option "--nonsense"'),
     (["--name"], "--name needs a value"),
     (["--name", ""], "1 to 31 characters"),
@@ -67,26 +67,52 @@ def test_bad_usage(words: list[str], complaint: str) -> None:
     assert done.stdout == ""
 
 
-def start_with_key(key_file: Path) -> subprocess.CompletedProcess[str]:
-    return run("--name", "d01", "--listen", "127.0.0.1:0", "--key-file", key_file)
+def start_with(fleet_pub: Path, identity: Path) -> subprocess.CompletedProcess[str]:
+    """Refused starts only: a good one would not end."""
+    words = ["--name", "d01", "--listen", "127.0.0.1:0", "--fleet-pub", str(fleet_pub)]
+    done = run(*words, "--identity-file", identity)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done
 
 
-def test_bad_key_files(tmp_path: Path) -> None:
-    done = start_with_key(tmp_path / "missing.key")
-    assert (done.returncode, "missing.key: No such file" in done.stderr) == (1, True)
+def test_bad_fleet_keys(tmp_path: Path) -> None:
+    """Missing, malformed, of the old kind, the private half, or writable by others."""
+    identity = tmp_path / "identity"
+    assert "missing.pub: No such file" in start_with(tmp_path / "missing.pub", identity).stderr
     path, key = write_key(tmp_path)
-    for text in ("", "00" * 31, "00" * 33, "zz" * 32, "00" * 32 + "\n\n", key.hex() + " "):
+    good = path.read_text()
+    label = "duck-p256-public:"
+    for text in ("", label, good[:-3], good + "\n", good.strip() + "00", label + "05" + good[19:]):
         path.write_text(text)
-        done = start_with_key(path)
-        assert done.returncode == 1
-        assert "expected 64 hexadecimal digits" in done.stderr
-        assert done.stdout == ""
-    path.write_text(key.hex())
-    for mode in (0o640, 0o604, 0o620, 0o644):
+        assert "130 hexadecimal digits" in start_with(path, identity).stderr, text
+    path.write_text("00" * 32 + "\n")
+    assert "shared key of an older version" in start_with(path, identity).stderr
+    path.write_text("duck-p256-private:" + "00" * 32 + "\n")
+    assert "private key: keep it on the host" in start_with(path, identity).stderr
+    path.write_text(good)
+    for mode in (0o646, 0o664):
         path.chmod(mode)
-        done = start_with_key(path)
-        assert done.returncode == 1
-        assert "chmod 600" in done.stderr
+        assert "chmod go-w" in start_with(path, identity).stderr
+    assert len(key.public) == 65
+
+
+def test_identity_file(tmp_path: Path) -> None:
+    """Made at the first start for the owner's eyes only, and kept; a bad one is refused."""
+    with DuckProcess(tmp_path) as duck:
+        first = duck.identity.private_bytes_raw()
+        path = duck.identity_file
+        assert path.stat().st_mode & 0o777 == 0o600
+    with DuckProcess(tmp_path) as duck, duck.client() as client:
+        assert duck.identity.private_bytes_raw() == first
+        assert client.identity == wire.public_bytes(duck.identity)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d01.identity", "d01.stderr", "fleet.pub"]
+    path.chmod(0o640)
+    assert "chmod 600" in start_with(tmp_path / "fleet.pub", path).stderr
+    path.chmod(0o600)
+    path.write_text("duck-x25519-private:12\n")
+    assert "64 hexadecimal digits" in start_with(tmp_path / "fleet.pub", path).stderr
+    nowhere = tmp_path / "no" / "identity"
+    assert "cannot be made: No such file" in start_with(tmp_path / "fleet.pub", nowhere).stderr
 
 
 def test_port_in_use_names_the_address(tmp_path: Path) -> None:
@@ -94,7 +120,7 @@ def test_port_in_use_names_the_address(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run("--name", "d01", "--listen", address, "--key-file", key_file)
+        done = run("--name", "d01", "--listen", address, "--fleet-pub", key_file)
     assert done.returncode == 1
     assert f"can't listen on {address}: Address already in use" in done.stderr
     assert done.stdout == ""
@@ -103,7 +129,7 @@ def test_port_in_use_names_the_address(tmp_path: Path) -> None:
 def test_version() -> None:
     done = run("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("duckd protocol=1 abi=1 build=")
+    assert done.stdout.startswith("duckd protocol=2 abi=1 build=")
 
 
 def test_several_addresses(tmp_path: Path) -> None:
@@ -154,7 +180,7 @@ def test_killed_session_is_a_verdict(duck: DuckProcess, kernel: Kernel) -> None:
 
 
 def test_session_child_holds_nothing(duck: DuckProcess, kernel: Kernel) -> None:
-    """One eventfd, no environment, no trace of the fleet key, no way to system calls."""
+    """One eventfd, no environment, no trace of the duck's own key, no way to system calls."""
     with duck.serving(kernel("echo")) as client:
         assert client.call(b"x") == b"x"
         (child,) = duck.children()
@@ -166,8 +192,9 @@ def test_session_child_holds_nothing(duck: DuckProcess, kernel: Kernel) -> None:
         for task in Path(f"/proc/{child}/task").iterdir():
             assert "Seccomp:\t2" in (task / "status").read_text()
         assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"
-        assert not holds(child, duck.key)
-        assert holds(duck.pid, duck.key)  # the search itself works
+        secret = duck.identity.private_bytes_raw()
+        assert not holds(child, secret)
+        assert holds(duck.pid, secret)  # the search itself works
 
 
 def holds(pid: int, secret: bytes) -> bool:
@@ -244,7 +271,7 @@ def test_log_file_is_bounded(tmp_path: Path, kernel: Kernel) -> None:
 
 def test_log_file_that_cannot_be(tmp_path: Path) -> None:
     key_file, _ = write_key(tmp_path)
-    words = ["--name", "d", "--listen", "127.0.0.1:0", "--key-file", str(key_file), "--log-file"]
+    words = ["--name", "d", "--listen", "127.0.0.1:0", "--fleet-pub", str(key_file), "--log-file"]
     done = run(*words, tmp_path / "no" / "such.log")
     assert done.returncode == 1
     assert "such.log: No such file" in done.stderr

@@ -3,15 +3,15 @@ question gets an answer longer than itself."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-import secrets
 import struct
 import time
 from collections.abc import Callable
 
 import duckd_client as wire
 import pytest
-from duckd_client import Client, fleet_mac, with_mac
+from duckd_client import Client, FleetKey, public_bytes
 from duckd_process import DuckProcess
 
 Kernel = Callable[..., bytes]
@@ -26,6 +26,8 @@ FIXED_SIZES = {
     wire.OPEN: 208,
     wire.QUERY: 208,
     wire.CLOSE: 208,
+    wire.DOMAIN_KEY: 208,
+    wire.REKEY: 40,
 }
 
 
@@ -58,38 +60,98 @@ def test_info_tells_the_truth(duck: DuckProcess) -> None:
         assert client.ping() == 0  # IDLE
 
 
-def test_wrong_key_is_silence_and_counted(duck: DuckProcess) -> None:
-    with duck.client() as friend, Client(duck.port, secrets.token_bytes(32)) as stranger:
+def test_identity_is_the_one_in_its_file(duck: DuckProcess) -> None:
+    """INFO opens under keys that need the private half of the identity that COOKIE told."""
+    with duck.client() as client:
+        assert client.identity == public_bytes(duck.identity)
+
+
+def test_another_fleets_host_is_not_believed(duck: DuckProcess) -> None:
+    """Its signature is wrong, or right for another public key: silence, and counted."""
+    with duck.client() as friend, Client(duck.port, FleetKey()) as stranger:
         before = friend.stats()["dropped_mac"]
         stranger.send_raw(stranger.hello_packet())
+        stranger.send_raw(stranger.make_proof(stranger.expect(wire.COOKIE).payload))
         assert stranger.silent()
         assert friend.stats()["dropped_mac"] == before + 1
+    with Client(duck.port, duck.key) as liar:
+        liar.send_raw(liar.hello_packet())
+        cookie = liar.expect(wire.COOKIE).payload
+        liar.send_raw(liar.make_proof(cookie, signer=FleetKey()))
+        assert liar.silent()
 
 
-def test_repeated_hello_gets_the_same_info(duck: DuckProcess) -> None:
+def test_repeated_handshake_is_answered_alike(duck: DuckProcess) -> None:
     with Client(duck.port, duck.key) as client:
         for _ in range(3):
             client.send_raw(client.hello_packet())
-        nonces = {client.expect(wire.INFO).payload[24:40] for _ in range(3)}
-        assert len(nonces) == 1
+        cookies = {client.expect(wire.COOKIE).payload for _ in range(3)}
+        assert len(cookies) == 1
+        client.make_proof(cookies.pop())
+        for _ in range(3):
+            client.send_raw(client.proof)
+        boots = {client.expect(wire.INFO).payload[40:48] for _ in range(3)}
+        assert len(boots) == 1
 
 
-def test_replayed_hello_does_not_disturb_its_session(duck: DuckProcess, kernel: Kernel) -> None:
+def test_replayed_handshake_does_not_disturb_its_session(duck: DuckProcess, kernel: Kernel) -> None:
+    """A recorded HELLO brings a cookie for another address; a recorded PROOF nothing at all."""
     with duck.serving(kernel("echo")) as client, Client(duck.port, duck.key) as attacker:
+        before = client.stats()["dropped_session"]
         for _ in range(50):
             attacker.send_raw(client.hello_packet())
+            attacker.send_raw(client.proof)
         assert client.call(b"mine") == b"mine"
-        # The answers went to the attacker, who can do nothing with them.
-        assert attacker.socket.recv(2048)[5] == wire.INFO
+        assert client.stats()["dropped_session"] == before + 50
+        answers = [attacker.socket.recv(2048) for _ in range(50)]
+        assert {answer[5] for answer in answers} == {wire.COOKIE}
+        assert {answer[80:96] for answer in answers}.isdisjoint({client.cookie[24:40]})
 
 
 def test_hello_of_another_version_is_answered(duck: DuckProcess) -> None:
-    """F messages keep their form in every version, so that a stale host learns who is there."""
+    """HELLO and COOKIE keep their form in every version: a stale host learns who is there."""
     with Client(duck.port, duck.key) as client:
-        packet = bytearray(client.hello_packet())
-        packet[4] = 9
-        client.send_raw(with_mac(bytes(packet), fleet_mac(duck.key, bytes(packet))))
-        client.take_info(client.expect(wire.INFO).payload)
+        client.send_raw(client.hello_packet(version=9))
+        cookie = client.expect(wire.COOKIE).payload
+        assert struct.unpack_from("<II", cookie) == (client.session, wire.VERSION)
+        assert cookie[112:132].hex() == duck.facts["build"]
+        assert wire.text_of(cookie[136:168]) == "d01"
+
+
+def test_rekey_in_the_middle_of_calls(duck: DuckProcess, kernel: Kernel) -> None:
+    """Calls before, across and after fresh keys; what the old keys sealed is still good once."""
+    with duck.serving(kernel("echo"), domain_session=77) as client:
+        for turn in range(5):
+            text = b"call %d" % turn
+            waiting = client.call_fragments(text, client.call_sequence + 1)
+            sealed = [client.seal(packet) for packet in waiting]
+            client.rekey()
+            client.send_raw(sealed[0])
+            client.call_sequence += 1
+            client.ping()  # the duck speaks under the new keys from here on
+            client.query(client.call_sequence)
+            assert client.collect(client.call_sequence) == text
+            assert client.call(b"after") == b"after"
+        before = client.stats()["dropped_replay"]
+        client.send_raw(sealed[0])
+        assert client.silent()
+        assert client.stats()["dropped_replay"] == before + 1
+
+
+def test_domain_key_opens_for_its_own_session_only(duck: DuckProcess) -> None:
+    """A key that was sealed for another session, or changed on its way, is refused in words."""
+    with duck.client() as client, duck.client() as other:
+        client.domain_session = other.domain_session = 5
+        client.wrap, own = other.wrap, client.wrap
+        refused = client.give_domain_key()
+        assert (refused.status, refused.text) == (
+            wire.BAD_REQUEST,
+            "DOMAIN_KEY: the key does not open",
+        )
+        client.wrap = own
+        assert client.give_domain_key().status == wire.OK
+        client.domain_session = 0
+        assert client.give_domain_key().status == wire.BAD_REQUEST
 
 
 def test_two_hosts_at_once(duck: DuckProcess, kernel: Kernel) -> None:
@@ -117,16 +179,15 @@ def test_every_check_has_its_counter(duck: DuckProcess) -> None:
 
         assert counted(client, "dropped_short", [b"", b"x", ping[:55]]) == 3
         assert counted(client, "dropped_magic", [changed(0, b"GOOSE"[:4])]) == 1
-        assert counted(client, "dropped_version", [changed(4, b"\2"), changed(4, b"\0")]) == 2
-        types = [0, 2, 4, 8, 18, 21, 34, 37, 38, 40, 63, 64, 200, 255]
+        assert counted(client, "dropped_version", [changed(4, b"\1"), changed(4, b"\0")]) == 2
+        types = [0, 1, 2, 4, 8, 10, 11, 18, 21, 34, 37, 38, 40, 63, 64, 200, 255]
         assert counted(client, "dropped_type", [sealed(t, bytes(208)) for t in types]) == len(types)
         wrong_keys = [changed(6, b"\0"), changed(6, b"\2"), changed(6, b"\3")]
         assert counted(client, "dropped_type", wrong_keys) == 3
         sizes = [
             ping[:-1],
             ping + b"x",
-            changed(7, b"\1"),  # reserved
-            changed(28, b"\1"),  # reserved2
+            changed(28, b"\1"),  # start of a RESULT
             changed(24, b"\0\0"),  # stride 0
             changed(24, b"\1\0"),  # stride no multiple of 64
             changed(24, struct.pack("<H", 8960)),  # stride too long
@@ -138,7 +199,7 @@ def test_every_check_has_its_counter(duck: DuckProcess) -> None:
         sizes += [sealed(t, bytes(n - 1)) for t, n in FIXED_SIZES.items()]
         sizes += [sealed(t, bytes(n + 1)) for t, n in FIXED_SIZES.items()]
         assert counted(client, "dropped_size", sizes) == len(sizes)
-        flips = [changed(at, bytes([ping[at] ^ 1])) for at in (12, 32, 40, 55, 56, 87)]
+        flips = [changed(at, bytes([ping[at] ^ 1])) for at in (7, 12, 32, 40, 55, 56, 87)]
         assert counted(client, "dropped_mac", flips) == len(flips)
         assert counted(client, "dropped_session", [changed(8, b"\0\0\0\0")]) == 1
         assert client.ping() == 0
@@ -247,11 +308,14 @@ def test_no_answer_is_longer_than_its_question(
                 assert answered <= len(packet), (type_, size)
 
 
-def test_info_is_as_long_as_hello(duck: DuckProcess) -> None:
+def test_handshake_answers_are_as_long_as_questions(duck: DuckProcess) -> None:
     with Client(duck.port, duck.key) as client:
         packet = client.hello_packet()
         client.send_raw(packet)
-        assert client.expect(wire.INFO).bytes == len(packet)
+        cookie = client.expect(wire.COOKIE)
+        assert cookie.bytes == len(packet)
+        client.send_raw(client.make_proof(cookie.payload))
+        assert client.expect(wire.INFO).bytes == len(client.proof)
 
 
 def test_log_tells_what_happened(duck: DuckProcess, kernel: Kernel) -> None:
@@ -271,10 +335,9 @@ def test_reboot_gives_a_new_boot_id_and_empty_memory(duck: DuckProcess) -> None:
             deadline = time.monotonic() + 10.0
             while again.boot_id in (0, client.boot_id):
                 assert time.monotonic() < deadline, "the duck did not come back"
-                again.send_raw(again.hello_packet())
-                answer = again.receive(0.1)
-                if answer is not None:
-                    again.take_info(answer.payload)
-            again.newest = 0
+                again.newest = 0
+                with contextlib.suppress(wire.DuckSilentError):
+                    again.try_hello()
+            assert again.identity == client.identity
             assert again.ping() == 0  # IDLE
     assert duck.process.poll() is None

@@ -30,6 +30,7 @@ class Duck:
         self.build = ""
         self._folder = folder
         self._key_file = key_file
+        self.identity_file = folder / f"{name}.identity"
         self._binary = binary or native_path("duckd")
         self._more = more
         self._process: subprocess.Popen[str] | None = None
@@ -38,7 +39,13 @@ class Duck:
         assert self._process is None
         log = (self._folder / f"{self.name}.log").open("a")
         command: list[str | Path] = [self._binary, "--name", self.name]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--key-file", self._key_file]
+        command += [
+            "--listen",
+            f"127.0.0.1:{self.port}",
+            "--fleet-pub",
+            self._key_file.with_suffix(".pub"),
+        ]
+        command += ["--identity-file", self.identity_file]
         command += ["--cores", "1", "--poll", "block", "--huge-pages", "never", *self._more]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         log.close()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import hmac
-import secrets
 import socket
 import threading
 from types import TracebackType
@@ -13,21 +10,13 @@ from types import TracebackType
 from host_runtime import wire
 
 HEADER_BYTES = ctypes.sizeof(wire.PacketHeader)
-MAC_OFFSET = HEADER_BYTES - wire.WIRE_MAC_BYTES  # the MAC ends the header
-
-
-def fleet_mac(key: bytes, packet: bytes) -> bytes:
-    """HMAC-SHA-256 over header (mac = 0) and payload, cut to 16 bytes."""
-    without = packet[:MAC_OFFSET] + bytes(wire.WIRE_MAC_BYTES) + packet[HEADER_BYTES:]
-    return hmac.new(key, without, hashlib.sha256).digest()[: wire.WIRE_MAC_BYTES]
 
 
 class FakeDuck:
-    """Answers every authentic HELLO with an INFO that tells ``protocol_version``."""
+    """Answers every HELLO with a COOKIE that tells ``protocol_version``."""
 
-    def __init__(self, name: str, key: bytes, protocol_version: int) -> None:
+    def __init__(self, name: str, protocol_version: int) -> None:
         self._name = name.encode()
-        self._key = key
         self._version = protocol_version
         self._socket = socket.socket(type=socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
@@ -66,22 +55,15 @@ class FakeDuck:
         header = wire.PacketHeader.from_buffer_copy(packet)
         if header.type != wire.MessageType.HELLO:
             return None
-        if bytes(header.mac) != fleet_mac(self._key, packet):
-            return None
         hello = wire.Hello.from_buffer_copy(packet, HEADER_BYTES)
-        info = wire.Info(
+        cookie = wire.Cookie(
             session=hello.session,
             protocol_version=self._version,
             name=self._name,
             boot_id=1,
-            abi_version=wire.KERNEL_ABI_VERSION,
         )
-        info.host_nonce[:] = list(hello.host_nonce)
-        info.duck_nonce[:] = list(secrets.token_bytes(wire.WIRE_NONCE_BYTES))
-        payload = bytes(info)
-        header.version, header.type = self._version, wire.MessageType.INFO
+        cookie.host_nonce[:] = list(hello.host_nonce)
+        payload = bytes(cookie)
+        header.version, header.type = self._version, wire.MessageType.COOKIE
         header.message_bytes = header.payload_bytes = len(payload)
-        header.mac[:] = [0] * wire.WIRE_MAC_BYTES
-        answer = bytes(header) + payload
-        mac = fleet_mac(self._key, answer)
-        return answer[:MAC_OFFSET] + mac + answer[HEADER_BYTES:]
+        return bytes(header) + payload

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from duckctl.keys import make_key
 from host_runtime import wire
 
 LAYERS = (1, 2)
@@ -15,8 +16,9 @@ LAYERS = (1, 2)
 
 def write_key(folder: Path) -> Path:
     path = folder / "fleet.key"
-    path.write_text(secrets.token_hex(wire.WIRE_KEY_BYTES) + "\n")
-    path.chmod(0o600)
+    path.unlink(missing_ok=True)
+    path.with_suffix(".pub").unlink(missing_ok=True)
+    make_key(path)
     return path
 
 

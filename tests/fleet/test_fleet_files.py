@@ -92,16 +92,21 @@ def test_missing_file_and_other_encodings(tmp_path: Path) -> None:
 
 def test_key_file(tmp_path: Path) -> None:
     path = write_key(tmp_path)
-    assert read_key(path) == bytes.fromhex(path.read_text())
+    label = "duck-p256-private:"
+    assert read_key(path) == bytes.fromhex(path.read_text().removeprefix(label))
     path.chmod(0o640)
     with pytest.raises(FileFormatError, match=r"other users may read it \(mode 0640\)") as caught:
         read_key(path)
     assert caught.value.hint == f"run: chmod 600 {path}"
-    for text in ("ab" * 31, "xy" * 32, "", "\N{DUCK}"):
+    path.chmod(0o600)
+    for text in (label + "ab" * 31, label + "xy" * 32, "", label, "\N{DUCK}"):
         path.write_text(text)
-        path.chmod(0o600)
-        with pytest.raises(FileFormatError, match="expected 64 hex digits"):
+        with pytest.raises(FileFormatError, match=f"expected '{label}' and 64 hex digits"):
             read_key(path)
+    path.write_text("ab" * 32)
+    with pytest.raises(FileFormatError, match="shared key of an older version") as caught:
+        read_key(path)
+    assert "duckctl init" in caught.value.hint
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_key(tmp_path / "nothing.key")
 

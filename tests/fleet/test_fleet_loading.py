@@ -17,7 +17,7 @@ from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
-from host_runtime.fleet.config import FleetConfig, load_fleet, read_key
+from host_runtime.fleet.config import FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.versions import DuckFacts, facts_of
@@ -55,7 +55,7 @@ def start_error(fleet: FleetConfig, cache_file: Path) -> HostError:
 
 def facts_of_all(fleet: FleetConfig) -> list[DuckFacts]:
     with connect(fleet, native_path("libduckhost.so"), TransportOptions()) as transport:
-        return [facts_of(transport.hello(index, 2000)[0]) for index in range(len(fleet.ducks))]
+        return [facts_of(transport.hello(index, 2000).info) for index in range(len(fleet.ducks))]
 
 
 def check_results(remote: RemoteExperts) -> None:
@@ -219,14 +219,15 @@ def test_stale_ducks_are_all_named(tmp_path: Path) -> None:
 
 def test_a_duck_of_another_protocol_version_is_named(tmp_path: Path) -> None:
     cache_file = EXPERTS.write_cache(tmp_path, 2)
-    with running_ducks(tmp_path, 1) as (ducks, fleet):
-        key = read_key(fleet.key_file)
-        with FakeDuck("d02", key, wire.WIRE_VERSION + 1) as other:
-            content = fleet_content(fleet.key_file, [ducks[0].port, other.port])
-            error = start_error(load_fleet(write_json(tmp_path / "f.json", content)), cache_file)
+    with (
+        running_ducks(tmp_path, 1) as (ducks, fleet),
+        FakeDuck("d02", wire.WIRE_VERSION + 1) as other,
+    ):
+        content = fleet_content(fleet.key_file, [ducks[0].port, other.port])
+        error = start_error(load_fleet(write_json(tmp_path / "f.json", content)), cache_file)
     assert isinstance(error, FleetStartError)
     assert error.duck_names == ["d02"]
-    assert "d02" in error.message and "protocol version 2" in error.message
+    assert "d02" in error.message and f"protocol version {wire.WIRE_VERSION + 1}" in error.message
     assert error.hint
 
 

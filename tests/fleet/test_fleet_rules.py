@@ -50,7 +50,7 @@ def test_a_fitting_duck_has_no_problem() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"protocol_version": 2}, "speaks protocol version 2, this host speaks 1"),
+        ({"protocol_version": 9}, "speaks protocol version 9, this host speaks 2"),
         ({"name": "d01"}, "10.0.0.2:7211 calls itself 'd01': two ducks are swapped"),
         ({"build": "cd" * 20}, "is of build cdcdcdcdcdcd, this host is of build abababababab"),
         ({"abi_version": 7}, "runs kernels of ABI version 7, the kernel file has 1"),

@@ -17,7 +17,6 @@ from fleet_files import fleet_content, write_json, write_key
 
 from duckctl.native import native_path
 from host_runtime import wire
-from host_runtime.fleet.config import read_key
 
 
 def run_probe(fleet_file: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -68,12 +67,12 @@ def test_dead_duck(tmp_path: Path) -> None:
 
 def test_duck_of_another_protocol_version(tmp_path: Path) -> None:
     key_file = write_key(tmp_path)
-    with FakeDuck("d01", read_key(key_file), wire.WIRE_VERSION + 1) as other:
+    with FakeDuck("d01", wire.WIRE_VERSION + 1) as other:
         fleet_file = write_json(tmp_path / "f.json", fleet_content(key_file, [other.port]))
         answer = document(fleet_file, "--stats")
     told = answer["ducks"][0]
     assert (told["reachable"], told["state"]) == (True, None)
-    assert "protocol version 2" in told["error"]
+    assert f"protocol version {wire.WIRE_VERSION + 1}" in told["error"]
 
 
 def test_log_of_one_duck(tmp_path: Path) -> None:

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import ctypes
 import selectors
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from duckctl.native import native_path
+
 START_S_MAX = 10.0
 STOP_S_MAX = 5.0
 
 
+def new_key() -> bytes:
+    """A fleet's private key."""
+    private, public = ctypes.create_string_buffer(32), ctypes.create_string_buffer(65)
+    assert _library().duckhost_make_key(private, public) == 0
+    return private.raw
+
+
+def public_of(key: bytes) -> bytes:
+    public = ctypes.create_string_buffer(65)
+    assert _library().duckhost_public_key(key, public) == 0
+    return public.raw
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(native_path("libduckhost.so")))
+
+
 class DuckdProcess:
-    """duckd on ``address``; ``port`` 0 = any free one, which then stays over restarts.
+    """duckd on ``address``, obeying the holder of the private ``key``.
+
+    ``port`` 0 = any free one, which then stays over restarts.
 
     ``prefix`` goes in front of the command, e.g. ("ip", "netns", "exec", NAME).
     """
@@ -37,15 +59,22 @@ class DuckdProcess:
         self._prefix = tuple(prefix)
         self._arguments = tuple(arguments)
         self._log = folder / f"{name}.log"
-        self._key_file = folder / f"{name}.key"
-        self._key_file.write_text(key.hex() + "\n")
-        self._key_file.chmod(0o600)
+        self._public_file = folder / f"{name}.pub"
+        self._public_file.write_text(f"duck-p256-public:{public_of(key).hex()}\n")
+        self._public_file.chmod(0o644)
+        self.identity_file = folder / f"{name}.identity"
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         assert self._process is None
         command = [*self._prefix, str(self._binary), "--name", self.name]
-        command += ["--listen", f"{self.address}:{self.port}", "--key-file", str(self._key_file)]
+        command += [
+            "--listen",
+            f"{self.address}:{self.port}",
+            "--fleet-pub",
+            str(self._public_file),
+        ]
+        command += ["--identity-file", str(self.identity_file)]
         command += ["--cores", "1", "--poll", "block", "--huge-pages", "never", *self._arguments]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A duck that knows the fleet key and lies: after an honest handshake it answers with random
+// A duck of the fleet that lies: after an honest handshake it answers with random
 // packets whose seals are right and whose contents are not. Every call into the transport must end,
 // and nothing outside of its buffers may be touched (built with sanitizers to see that).
 //
@@ -25,7 +25,8 @@ extern "C" {
 
 namespace {
 
-constexpr uint8_t kFleetKey[DUCK_WIRE_KEY_BYTES] = {1, 2, 3};
+constexpr uint8_t kFleetPrivate[DUCK_WIRE_KEY_BYTES] = {1, 2, 3};
+constexpr uint8_t kOwnKey[DUCK_WIRE_KEY_BYTES] = {4, 5, 6}; // identity and ephemeral, both
 constexpr uint32_t kResultBytes = 20000;
 
 void require(bool is_fine, const char *what) {
@@ -80,7 +81,8 @@ class HostileDuck {
         std::memcpy(&header, packet, sizeof header);
         sequence_ = header.sequence;
         const uint8_t *payload = packet + sizeof header;
-        if (header.type == DUCK_MSG_HELLO) return introduce(header, payload);
+        if (header.type == DUCK_MSG_HELLO) return give_cookie(header, payload);
+        if (header.type == DUCK_MSG_PROOF) return introduce(header, payload);
         if (!is_known_) return;
         if (header.type == DUCK_MSG_PING) {
             duck_ping ping;
@@ -90,29 +92,72 @@ class HostileDuck {
             return tell(DUCK_MSG_PONG, header.sequence, &pong, sizeof pong);
         }
         const duck_done fine{};
-        const bool is_request = header.type == DUCK_MSG_OPEN || header.type == DUCK_MSG_CLOSE;
+        if (header.type == DUCK_MSG_REKEY) return rekey(header, payload);
+        const bool is_request = header.type == DUCK_MSG_OPEN || header.type == DUCK_MSG_CLOSE ||
+                                header.type == DUCK_MSG_DOMAIN_KEY;
         if (is_request) tell(DUCK_MSG_DONE, header.sequence, &fine, sizeof fine);
     }
 
-    void introduce(const duck_packet_header &asked, const uint8_t *payload) {
+    void give_cookie(const duck_packet_header &asked, const uint8_t *payload) {
         duck_hello hello;
         std::memcpy(&hello, payload, sizeof hello);
-        duck_info info{};
-        info.session = hello.session;
-        info.protocol_version = DUCK_WIRE_VERSION;
-        std::memcpy(info.host_nonce, hello.host_nonce, sizeof info.host_nonce);
-        duck_session_keys keys;
-        duck_session_keys_derive(kFleetKey, hello.host_nonce, info.duck_nonce, &keys);
-        duck_seal_key_set(&to_host_, keys.to_host, DUCK_KEY_SESSION, DUCK_TO_HOST);
-        uint8_t packet[sizeof asked + sizeof info];
+        duck_cookie cookie{};
+        cookie.session = hello.session;
+        cookie.protocol_version = DUCK_WIRE_VERSION;
+        cookie.boot_id = 1;
+        std::memcpy(cookie.host_nonce, hello.host_nonce, sizeof cookie.host_nonce);
+        duck_agree_public(kOwnKey, cookie.ephemeral);
+        duck_agree_public(kOwnKey, cookie.identity);
+        uint8_t packet[sizeof asked + sizeof cookie];
         duck_packet_header header = asked;
-        header.type = DUCK_MSG_INFO;
+        header.type = DUCK_MSG_COOKIE;
         std::memcpy(packet, &header, sizeof header);
-        std::memcpy(packet + sizeof header, &info, sizeof info);
-        duck_seal_fleet(kFleetKey, packet, sizeof packet);
+        std::memcpy(packet + sizeof header, &cookie, sizeof cookie);
         send(packet, sizeof packet);
-        session_ = hello.session;
+    }
+
+    void introduce(const duck_packet_header &asked, const uint8_t *payload) {
+        duck_proof proof;
+        std::memcpy(&proof, payload, sizeof proof);
+        duck_transcript transcript{};
+        uint8_t fleet_public[DUCK_WIRE_PUBLIC_BYTES], digest[32], secret[32];
+        transcript.session = proof.session;
+        transcript.boot_id = 1;
+        std::memcpy(transcript.host_nonce, proof.host_nonce, sizeof transcript.host_nonce);
+        std::memcpy(transcript.host_ephemeral, proof.ephemeral, sizeof transcript.host_ephemeral);
+        duck_agree_public(kOwnKey, transcript.duck_ephemeral);
+        duck_agree_public(kOwnKey, transcript.duck_identity);
+        require(duck_fleet_public(kFleetPrivate, fleet_public), "fleet key");
+        duck_transcript_digest(&transcript, fleet_public, digest);
+        require(duck_fleet_verify(fleet_public, digest, proof.signature), "signature");
+        require(duck_agree(kOwnKey, proof.ephemeral, secret), "agreement");
+        duck_session_keys_derive(digest, secret, secret, &keys_);
+        set_key(0);
+        session_ = asked.session;
         is_known_ = true;
+        duck_info info{};
+        info.session = session_;
+        info.protocol_version = DUCK_WIRE_VERSION;
+        info.boot_id = 1;
+        tell(DUCK_MSG_INFO, asked.sequence, &info, sizeof info);
+    }
+
+    void set_key(uint32_t epoch) {
+        epoch_ = static_cast<uint8_t>(epoch);
+        duck_seal_key_set(&to_host_, keys_.to_host, DUCK_KEY_SESSION, DUCK_TO_HOST);
+    }
+
+    void rekey(const duck_packet_header &asked, const uint8_t *payload) {
+        duck_rekey request, answer{};
+        uint8_t secret[32];
+        std::memcpy(&request, payload, sizeof request);
+        if (request.epoch != epoch_ + 1u) return;
+        answer.epoch = request.epoch;
+        duck_agree_public(kOwnKey, answer.ephemeral);
+        tell(DUCK_MSG_REKEY, asked.sequence, &answer, sizeof answer);
+        require(duck_agree(kOwnKey, request.ephemeral, secret), "agreement");
+        duck_session_keys_next(&keys_, secret);
+        set_key(request.epoch);
     }
 
     void tell(uint8_t type, uint32_t sequence, const void *data, uint32_t bytes) {
@@ -122,6 +167,7 @@ class HostileDuck {
         header.version = DUCK_WIRE_VERSION;
         header.type = type;
         header.key = DUCK_KEY_SESSION;
+        header.epoch = epoch_;
         header.session = session_;
         header.sequence = sequence;
         header.message_bytes = bytes;
@@ -138,7 +184,8 @@ class HostileDuck {
         static const uint8_t types[] = {
             DUCK_MSG_RESULT, DUCK_MSG_RESULT,    DUCK_MSG_RESULT, DUCK_MSG_NACK,  DUCK_MSG_NACK,
             DUCK_MSG_BUSY,   DUCK_MSG_WRITE_ACK, DUCK_MSG_DONE,   DUCK_MSG_STATS, DUCK_MSG_LOG,
-            DUCK_MSG_PONG,   DUCK_MSG_READ_DATA, DUCK_MSG_FAULT,  DUCK_MSG_CALL,  DUCK_MSG_WRITE};
+            DUCK_MSG_PONG,   DUCK_MSG_READ_DATA, DUCK_MSG_FAULT,  DUCK_MSG_CALL,  DUCK_MSG_WRITE,
+            DUCK_MSG_REKEY,  DUCK_MSG_INFO};
         static const uint32_t sizes[] = {
             0,    1,    7,    8,    16,        24,           32,
             208,  256,  520,  528,  1408,      kResultBytes, kResultBytes + 1,
@@ -151,6 +198,7 @@ class HostileDuck {
         header.type = types[below(sizeof types)];
         if (header.type == DUCK_MSG_FAULT && below(50) != 0) header.type = DUCK_MSG_RESULT;
         header.key = DUCK_KEY_SESSION;
+        header.epoch = epoch_;
         header.session = session_;
         header.sequence = sequence_ + below(4) - 1;
         if (below(20) == 0) header.sequence |= 0x80000000u;
@@ -189,6 +237,8 @@ class HostileDuck {
     sockaddr_in host_{};
     bool is_known_ = false;
     uint32_t session_ = 0, sequence_ = 0;
+    uint8_t epoch_ = 0;
+    duck_session_keys keys_{};
     duck_seal_key to_host_{};
 };
 
@@ -201,13 +251,15 @@ duckhost_fleet *open_fleet(uint32_t port) {
     std::snprintf(duck.address, sizeof duck.address, "127.0.0.1");
     duck.port = port;
     duckhost_options options{};
+    options.rekey_ms = 40;
     options.poll_policy = DUCK_POLL_BLOCK;
     options.silence_ms = 600;
     options.ping_ms = 50;
     options.call_ms = 300;
     duckhost_error error;
     duckhost_fleet *fleet = nullptr;
-    require(duckhost_open(&domain, 1, &duck, 1, kFleetKey, &options, &fleet, &error) == 0, "open");
+    require(duckhost_open(&domain, 1, &duck, 1, kFleetPrivate, &options, &fleet, &error) == 0,
+            "open");
     return fleet;
 }
 
@@ -216,7 +268,8 @@ void use_everything(duckhost_fleet *fleet) {
     duckhost_error error;
     duck_info info;
     uint64_t round_trip_ns = 0, ticket = 0;
-    duckhost_hello(fleet, 0, 300, &info, &round_trip_ns, &error);
+    uint8_t identity[DUCK_WIRE_KEY_BYTES];
+    duckhost_hello(fleet, 0, 300, &info, identity, &round_trip_ns, &error);
     uint8_t reply[DUCK_WIRE_PACKET_BYTES_MAX], zeros[1024] = {};
     uint32_t type = 0, bytes = 0;
     for (uint32_t kind : {DUCK_MSG_STATS, DUCK_MSG_LOG, DUCK_MSG_READ, DUCK_MSG_COMMIT})

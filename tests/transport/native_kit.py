@@ -10,7 +10,7 @@ from pathlib import Path
 from transport_kit import ROOT, library
 
 FOLDER = ROOT / "host_runtime/transport"
-SEAL = ROOT / "kernels/wire/seal.c"
+SEAL = [ROOT / "kernels/wire/seal.c", ROOT / "kernels/wire/trust.c"]
 INCLUDES = [f"-I{part}" for part in (ROOT / "kernels/include", ROOT / "kernels/wire", FOLDER)]
 VERSION = '-DDUCK_BUILD_HASH="0123456789012345678901234567890123456789"'
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
@@ -39,7 +39,7 @@ def compile_all(sources: Sequence[Path], folder: Path, flags: Sequence[str]) -> 
 
 
 def transport_sources() -> list[Path]:
-    return [*sorted(FOLDER.glob("*.cc")), SEAL]
+    return [*sorted(FOLDER.glob("*.cc")), *SEAL]
 
 
 def link(folder: Path, name: str, flags: Sequence[str], objects: Sequence[str]) -> Path:
@@ -52,7 +52,7 @@ def link(folder: Path, name: str, flags: Sequence[str], objects: Sequence[str]) 
 def build_with_library(name: str, folder: Path) -> Path:
     """tests/transport/NAME.cc with libduckhost.so; -rdynamic: its operator new serves both."""
     flags = ["-O0", "-rdynamic"]
-    sources = [Path(__file__).with_name(f"{name}.cc"), SEAL]
+    sources = [Path(__file__).with_name(f"{name}.cc"), *SEAL]
     objects = compile_all(sources, folder, flags)
     return link(folder, name, flags, [*objects, str(library()), f"-Wl,-rpath,{library().parent}"])
 

@@ -78,7 +78,8 @@ void load(const Fleet &fleet, uint32_t duck) {
     duckhost_error error;
     duck_info info;
     uint64_t round_trip_ns = 0;
-    check(duckhost_hello(fleet.handle, duck, 10000, &info, &round_trip_ns, &error), error, "hello");
+    check(duckhost_hello(fleet.handle, duck, 10000, &info, nullptr, &round_trip_ns, &error), error,
+          "hello");
     std::vector<uint8_t> weights(2'000'001, 7);
     const float factor = static_cast<float>(duck + 1);
     std::memcpy(weights.data(), &factor, sizeof factor);
@@ -188,7 +189,7 @@ void interrupt(Fleet &fleet) {
     std::thread late([&] {
         duckhost_error found;
         duck_info info;
-        duckhost_hello(fleet.handle, 0, 5000, &info, nullptr, &found);
+        duckhost_hello(fleet.handle, 0, 5000, &info, nullptr, nullptr, &found);
     });
     late.join();
     duckhost_close(fleet.handle);

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_duckd import DuckdProcess
+from real_duckd import DuckdProcess, new_key
 from transport_kit import (
     OPEN_MS,
     Shelf,
@@ -122,7 +122,7 @@ class Segments:
 
 @contextlib.contextmanager
 def running_segments(folder: Path, kernel: bytes, mtu: int) -> Iterator[tuple[Segments, Shelf]]:
-    key = secrets.token_bytes(wire.WIRE_KEY_BYTES)
+    key = new_key()
     segments = Segments(mtu)
     ducks: list[DuckdProcess] = []
     try:

@@ -257,6 +257,10 @@ def test_a_new_session_with_a_duck_ends_the_compute_session(
             action()
             with pytest.raises(TransportError, match=words):
                 submit(transport, scale_call(values))
+            if not transport.duck_status(0).attached:
+                with pytest.raises(TransportError, match=r"d01 .*needs a HELLO first"):
+                    transport.session_open(range(2), open_request(), OPEN_MS)
+                transport.hello(0, 5000)
             transport.session_open(range(2), open_request(), OPEN_MS)
             np.testing.assert_array_equal(
                 call(transport, scale_call(values), 10), scaled_sum(values, range(2))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from real_duckd import new_key
 from transport_kit import ROOT, library
 
 from host_runtime.errors import HostError
@@ -162,11 +163,18 @@ def test_wrong_settings_are_named(
     words: str,
 ) -> None:
     with pytest.raises(TransportError, match=words):
-        Transport(library(), domains, ducks, bytes(32), options)
+        Transport(library(), domains, ducks, new_key(), options)
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"\xff" * 32])
+def test_keys_that_are_none(key: bytes) -> None:
+    """Zero, and a number beyond the order of the curve."""
+    with pytest.raises(TransportError, match="not a P-256 private key"):
+        Transport(library(), [DOMAIN], [DUCK], key)
 
 
 def test_wrong_arguments_are_named() -> None:
-    with Transport(library(), [DOMAIN], [DUCK], bytes(32)) as transport:
+    with Transport(library(), [DOMAIN], [DUCK], new_key()) as transport:
         with pytest.raises(TransportError, match="duck 5, there are 1"):
             transport.hello(5, 100)
         with pytest.raises(ValueError, match="duck 5, there are 1"):

@@ -126,7 +126,9 @@ def expect_drops(
 
 def session_packets(relay: Relay) -> list[bytes]:
     """What the duck sent under the session key."""
-    is_sealed = [p for p in relay.to_host if p[6] == wire.WireKey.SESSION]
+    is_sealed = [
+        p for p in relay.to_host if p[6] == wire.WireKey.SESSION and p[5] != wire.MessageType.INFO
+    ]
     assert len(is_sealed) > 10
     return is_sealed[-40:]
 
@@ -145,6 +147,14 @@ def test_replayed_info(wired: tuple[Relay, Transport]) -> None:
     infos = [packet for packet in wired[0].to_host if packet[5] == wire.MessageType.INFO]
     assert infos
     expect_drops(wired, infos, lambda duck, _: duck.dropped_session)
+
+
+def test_replayed_and_forged_cookies(wired: tuple[Relay, Transport]) -> None:
+    """Nobody asked; while somebody asks, a cookie must have the question's nonce."""
+    cookies = [packet for packet in wired[0].to_host if packet[5] == wire.MessageType.COOKIE]
+    assert cookies
+    forged = [with_field(cookies[0], "session", 99), cookies[0]]
+    expect_drops(wired, cookies + forged, lambda duck, _: duck.dropped_session)
 
 
 def test_forged_packets(wired: tuple[Relay, Transport]) -> None:
@@ -170,7 +180,7 @@ def test_wrong_lengths(wired: tuple[Relay, Transport]) -> None:
     wrong += [with_field(packet, "fragment_bytes", 0) for packet in packets]
     wrong += [with_field(packet, "fragment_bytes", 100) for packet in packets]
     wrong += [with_field(packet, "fragment_index", 0xFFFFFFFF) for packet in packets]
-    wrong += [with_field(packet, "reserved2", 1) for packet in packets]
+    wrong += [with_field(p, "start", 1) for p in packets if p[5] != wire.MessageType.RESULT]
     expect_drops(wired, wrong, lambda duck, _: duck.dropped_size)
 
 
@@ -180,16 +190,16 @@ def test_short_foreign_and_other_versions(wired: tuple[Relay, Transport]) -> Non
     expect_drops(wired, [*short, b""], lambda _, domain: domain.dropped_short)
     foreign = [with_field(packet, "magic", 0x4B435545), bytes(200)]
     expect_drops(wired, foreign, lambda _, domain: domain.dropped_magic)
-    other = [with_field(packet, "version", version) for version in (0, 2, 255)]
+    other = [with_field(packet, "version", version) for version in (0, 1, 255)]
     expect_drops(wired, other, lambda _, domain: domain.dropped_version)
 
 
 def test_wrong_keys_and_types(wired: tuple[Relay, Transport]) -> None:
-    """A duck has no domain key to speak with, and only INFO is sealed by the fleet key."""
+    """A duck has no domain key to speak with, and only COOKIE comes in clear."""
     packets = session_packets(wired[0])
     by_domain = [with_field(packet, "key", wire.WireKey.DOMAIN) for packet in packets]
-    by_fleet = [with_field(packet, "key", wire.WireKey.FLEET) for packet in packets]
-    expect_drops(wired, by_domain + by_fleet, lambda duck, _: duck.dropped_type)
+    in_clear = [with_field(packet, "key", wire.WireKey.CLEAR) for packet in packets]
+    expect_drops(wired, by_domain + in_clear, lambda duck, _: duck.dropped_type)
 
 
 def test_another_source(wired: tuple[Relay, Transport]) -> None:

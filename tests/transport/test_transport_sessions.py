@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -13,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from real_duckd import new_key
 from transport_kit import (
     BUSY,
     HELLO_MS,
@@ -49,23 +50,35 @@ def test_hello_tells_who_the_ducks_are(tmp_path: Path, echo_kernel: bytes) -> No
     with running_shelf(tmp_path, echo_kernel, [0, 0, 1]) as shelf, shelf.transport() as transport:
         with ThreadPoolExecutor(3) as pool:
             answers = list(pool.map(lambda duck: transport.hello(duck, HELLO_MS), range(3)))
-        for i, (info, round_trip_ns) in enumerate(answers):
+        for i, answer in enumerate(answers):
+            info, round_trip_ns = answer.info, answer.round_trip_ns
             assert info.name == f"d{i + 1:02}".encode()
             assert bytes(info.build).hex() == transport.build == shelf.ducks[i].build
             assert info.protocol_version == wire.WIRE_VERSION
             assert info.state == wire.State.IDLE
             assert 0 < round_trip_ns < HELLO_MS * 1_000_000
-        assert len({info.boot_id for info, _ in answers}) == 3
+            assert answer.identity == identity_of(shelf.ducks[i].identity_file)
+            assert 0 < transport.duck_status(i).handshake_ns < HELLO_MS * 1_000_000
+        assert len({answer.info.boot_id for answer in answers}) == 3
 
 
-def test_another_key_is_silence_and_the_hint_says_so(tmp_path: Path, echo_kernel: bytes) -> None:
+def identity_of(path: Path) -> bytes:
+    """The public half of a duck's own key, by another library than its own."""
+    digits = path.read_text().strip().removeprefix("duck-x25519-private:")
+    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(digits))
+    return private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def test_another_fleets_key_is_not_believed_and_the_hint_says_so(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
     with (
         running_shelf(tmp_path, echo_kernel, [0]) as shelf,
-        shelf.transport(key=secrets.token_bytes(32)) as transport,
-        pytest.raises(DuckUnreachableError, match=r"d01 .*no INFO after HELLO within 0.3 s") as e,
+        shelf.transport(key=new_key()) as transport,
+        pytest.raises(DuckUnreachableError, match=r"d01 .*no INFO after this host's proof") as e,
     ):
         transport.hello(0, 300)
-    assert "fleet key" in e.value.hint
+    assert "public key that belongs to this fleet's private key" in e.value.hint
     assert e.value.ducks == (0,)
 
 
@@ -88,45 +101,37 @@ def test_another_build_is_told(tmp_path: Path, echo_kernel: bytes) -> None:
         running_shelf(tmp_path, echo_kernel, [0], binary=binary) as shelf,
         shelf.transport() as transport,
     ):
-        info, _ = transport.hello(0, HELLO_MS)
+        info = transport.hello(0, HELLO_MS).info
         assert bytes(info.build).hex() == other != transport.build
 
 
-MAC_AT = 40  # of the packet header
-
-
-def answer_with_version(stranger: socket.socket, key: bytes, version: int) -> None:
-    """A duck of another protocol version: its INFO has the form that all versions share."""
+def answer_with_version(stranger: socket.socket, version: int) -> None:
+    """A duck of another protocol version: its COOKIE has the form that all versions share."""
     packet, host = stranger.recvfrom(65536)
     header = wire.PacketHeader.from_buffer_copy(packet)
     hello = wire.Hello.from_buffer_copy(packet, ctypes.sizeof(header))
-    info = wire.Info(session=hello.session, protocol_version=version, name=b"future")
-    info.host_nonce[:] = list(hello.host_nonce)
-    header.version, header.type = version, wire.MessageType.INFO
-    header.mac[:] = [0] * 16
-    answer = bytearray(bytes(header) + bytes(info))
-    mac = hmac.new(key, bytes(answer), hashlib.sha256).digest()[:16]
-    answer[MAC_AT : MAC_AT + 16] = mac
-    stranger.sendto(bytes(answer), host)
+    cookie = wire.Cookie(session=hello.session, protocol_version=version, name=b"future")
+    cookie.host_nonce[:] = list(hello.host_nonce)
+    header.version, header.type = version, wire.MessageType.COOKIE
+    stranger.sendto(bytes(header) + bytes(cookie), host)
 
 
 def test_another_protocol_version_is_named() -> None:
-    key = secrets.token_bytes(32)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.bind(("127.0.0.1", 0))
         port = stranger.getsockname()[1]
-        answering = threading.Thread(target=answer_with_version, args=(stranger, key, 2))
+        answering = threading.Thread(target=answer_with_version, args=(stranger, 9))
         answering.start()
         domains = [DomainEndpoint("domain1", None, None, 1500)]
         ducks = [DuckEndpoint("d01", "127.0.0.1", port, 0)]
         with (
-            Transport(library(), domains, ducks, key) as transport,
+            Transport(library(), domains, ducks, new_key()) as transport,
             pytest.raises(VersionMismatchError) as caught,
         ):
             transport.hello(0, HELLO_MS)
         answering.join()
     assert "d01 (127.0.0.1:" in caught.value.message
-    assert "speaks protocol version 2, this host speaks 1" in caught.value.message
+    assert "speaks protocol version 9, this host speaks 2" in caught.value.message
 
 
 def test_hello_survives_loss(tmp_path: Path, echo_kernel: bytes) -> None:
@@ -190,7 +195,7 @@ def test_heartbeat_goes_on_while_idle_and_ends_with_the_duck(
     options = TransportOptions(ping_ms=50)
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, shelf.transport(options) as transport:
         assert transport.duck_status(0).heard_age_ns == 0xFFFFFFFFFFFFFFFF
-        info, _ = transport.hello(0, HELLO_MS)
+        info = transport.hello(0, HELLO_MS).info
         received = transport.duck_status(0).packets_received
         wait_until(lambda: transport.duck_status(0).packets_received > received + 5, 5, "pongs")
         status = transport.duck_status(0)
@@ -202,7 +207,7 @@ def test_heartbeat_goes_on_while_idle_and_ends_with_the_duck(
 
 def test_detach_and_a_restarted_duck(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, shelf.transport() as transport:
-        first, _ = transport.hello(0, HELLO_MS)
+        first = transport.hello(0, HELLO_MS).info
         transport.hello(1, HELLO_MS)
         transport.detach(0)
         assert transport.duck_status(0).attached == 0
@@ -210,7 +215,7 @@ def test_detach_and_a_restarted_duck(tmp_path: Path, echo_kernel: bytes) -> None
             transport.request(0, wire.MessageType.STATS, bytes(256), REQUEST_MS)
         shelf.ducks[0].kill()
         shelf.ducks[0].start()
-        second, _ = transport.hello(0, HELLO_MS)
+        second = transport.hello(0, HELLO_MS).info
         assert second.boot_id != first.boot_id
         for duck in range(2):
             transport.request(duck, wire.MessageType.STATS, bytes(256), REQUEST_MS)
@@ -219,15 +224,15 @@ def test_detach_and_a_restarted_duck(tmp_path: Path, echo_kernel: bytes) -> None
 def test_reboot_begins_anew(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, shelf.transport() as transport:
         load(transport, 0, echo_kernel, 1.0)
-        before, _ = transport.hello(0, HELLO_MS)
+        before = transport.hello(0, HELLO_MS).info
         assert before.state == wire.State.READY
         done(transport, 0, wire.MessageType.REBOOT, bytes(208))
 
         def is_new() -> bool:
-            return transport.hello(0, HELLO_MS)[0].boot_id != before.boot_id
+            return transport.hello(0, HELLO_MS).info.boot_id != before.boot_id
 
         wait_until(is_new, 5, "another boot_id")
-        assert transport.hello(0, HELLO_MS)[0].state == wire.State.IDLE
+        assert transport.hello(0, HELLO_MS).info.state == wire.State.IDLE
 
 
 def watch_forever(transport: Transport) -> None:

@@ -15,7 +15,7 @@ FLAGS = ["-O0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("units")
-    sources = [Path(__file__).with_name("units.cc"), *PARTS, SEAL]
+    sources = [Path(__file__).with_name("units.cc"), *PARTS, *SEAL]
     return link(folder, "units", FLAGS, compile_all(sources, folder, FLAGS))
 
 

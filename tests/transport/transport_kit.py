@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import secrets
 import struct
 import subprocess
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from real_duckd import DuckdProcess
+from real_duckd import DuckdProcess, new_key
 
 from duckctl.native import native_path
 from host_runtime import wire
@@ -111,7 +110,7 @@ def running_shelf(
     binary: Path | None = None,
 ) -> Iterator[Shelf]:
     """Ducks d01, d02, ... on loopback, one per entry of ``domains``."""
-    key = secrets.token_bytes(wire.WIRE_KEY_BYTES)
+    key = new_key()
     ducks = [
         DuckdProcess(f"d{i + 1:02}", folder, key, binary or native_path("duckd"))
         for i in range(len(domains))

@@ -39,6 +39,7 @@ DUCK = """\
               duck_mac: "{mac}"
               duck_image: {image}
               duck_cores: {cores}
+              duck_identity: {identity}
               duck_power:
                 - {{backend: reboot}}
                 - {{backend: lab, machine: {name}}}
@@ -67,4 +68,5 @@ def _duck(duck: VmDuck, image: str) -> str:
         mac=duck.mac,
         image="linux" if duck.kind == "process" or image == "linux" else "duckos",
         cores=duck.cores,
+        identity="pinned" if duck.kind == "process" else "per_boot",
     )

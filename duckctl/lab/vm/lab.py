@@ -16,7 +16,7 @@ from typing import Literal
 
 from duckctl.console import talk, warn
 from duckctl.errors import UsageError
-from duckctl.keys import check_key, make_key
+from duckctl.keys import make_key, public_key
 from duckctl.lab.ducks import duckd_command
 from duckctl.lab.state import LabDuck, LabError, LabFolder
 from duckctl.lab.vm import boot, machine, needs, network, qmp
@@ -81,7 +81,7 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
         state = network.make(folder, state)
     if not folder.key_file.exists():
         make_key(folder.key_file)
-    check_key(folder.key_file)
+    public_key(folder.key_file)  # checks the pair
     folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
     if "qemu" in state.shape.kinds:
         boot.prepare_image(folder, state.image)
@@ -216,7 +216,7 @@ def _start_duck(folder: LabFolder, state: VmState, duck: VmDuck) -> VmState:
         command = duckd_command(
             folder, duck.name, duck.address, WIRE_PORT, duck.cores, state.shape.poll
         )
-        words = (duck.name, f"{duck.address}:{WIRE_PORT}", str(folder.key_file))
+        words = (duck.name, f"{duck.address}:{WIRE_PORT}", str(folder.public_key_file))
         arguments = network.inside(state.namespace(duck.name), command)
         return start(folder, state, Process(role, words), arguments, log)
     place = machine.folder_of(folder, duck)

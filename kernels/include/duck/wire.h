@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 #define DUCK_WIRE_MAGIC 0x4B435544u /* "DUCK" read as a little-endian word */
-#define DUCK_WIRE_VERSION 1u
+#define DUCK_WIRE_VERSION 2u
 #define DUCK_WIRE_PORT 7211u
 
 /* ---- limits: each has a name, reaching it is an error with a name ---------------------------- */
@@ -46,7 +46,9 @@
 #define DUCK_WIRE_NACK_RANGES_MAX 64u
 #define DUCK_WIRE_NAME_BYTES 32u
 #define DUCK_WIRE_TEXT_BYTES 192u
-#define DUCK_WIRE_KEY_BYTES 32u /* fleet key, session secrets */
+#define DUCK_WIRE_KEY_BYTES 32u       /* X25519 keys, the fleet's private key, session secrets */
+#define DUCK_WIRE_PUBLIC_BYTES 65u    /* the fleet's public key: P-256 point, 0x04 | X | Y */
+#define DUCK_WIRE_SIGNATURE_BYTES 64u /* ECDSA P-256, r | s */
 #define DUCK_WIRE_NONCE_BYTES 16u
 #define DUCK_WIRE_MAC_BYTES 16u
 #define DUCK_WIRE_DIGEST_BYTES 32u /* SHA-256 */
@@ -55,22 +57,27 @@
 #define DUCK_WIRE_REPLAY_WINDOW 4096u
 
 /* ---- message types --------------------------------------------------------------------------- */
-/* The letter tells which key seals the packet (see duck_packet_header.mac):
- *   F  fleet key, HMAC-SHA-256 cut to 128 bits; the form of F messages is the same in every version
+/* The letter tells what seals the packet (see duck_packet_header.mac):
+ *   C  clear: no MAC, mac = 0. HELLO and COOKIE have the same form in every version; PROOF carries
+ *      a signature
  *   S  session key of the sender's direction, GMAC (AES-128)
  *   D  domain key, GMAC: the host sends the same bytes to every duck of a domain
  * "request -> reply"; replies carry the request's sequence number. */
 enum duck_message_type {
     /* control */
-    DUCK_MSG_HELLO = 1, /* F host -> duck: struct duck_hello, padded to the size of duck_info */
-    DUCK_MSG_INFO = 2,  /* F duck -> host: struct duck_info */
+    DUCK_MSG_HELLO = 1, /* C host -> duck: struct duck_hello -> COOKIE; the duck keeps nothing */
+    DUCK_MSG_INFO = 2,  /* S duck -> host: struct duck_info, the first packet of a session */
     /* S host -> duck: struct duck_ping -> PONG. Heartbeat, independent of all else */
     DUCK_MSG_PING = 3,
-    DUCK_MSG_PONG = 4,   /* S duck -> host: struct duck_pong */
-    DUCK_MSG_LOG = 5,    /* S request {u64 since} -> reply: struct duck_log_reply + text */
-    DUCK_MSG_STATS = 6,  /* S request, padded to the reply's size -> reply: struct duck_stats */
-    DUCK_MSG_REBOOT = 7, /* S request -> DONE, then the duck restarts */
-    DUCK_MSG_DONE = 8,   /* S generic reply: struct duck_done */
+    DUCK_MSG_PONG = 4,    /* S duck -> host: struct duck_pong */
+    DUCK_MSG_LOG = 5,     /* S request {u64 since} -> reply: struct duck_log_reply + text */
+    DUCK_MSG_STATS = 6,   /* S request, padded to the reply's size -> reply: struct duck_stats */
+    DUCK_MSG_REBOOT = 7,  /* S request -> DONE, then the duck restarts */
+    DUCK_MSG_DONE = 8,    /* S generic reply: struct duck_done */
+    DUCK_MSG_COOKIE = 10, /* C duck -> host: struct duck_cookie */
+    DUCK_MSG_PROOF = 11,  /* C host -> duck: struct duck_proof -> INFO */
+    DUCK_MSG_DOMAIN_KEY = 12, /* S struct duck_domain_key -> DONE: the host's key for D packets */
+    DUCK_MSG_REKEY = 13, /* S struct duck_rekey -> the same with the duck's key: fresh S keys */
     /* bulk */
     /* S struct duck_reserve -> DONE: make a region of this size (kept if equal) */
     DUCK_MSG_RESERVE = 16,
@@ -96,11 +103,11 @@ enum duck_message_type {
 
 /* ---- the packet header ----------------------------------------------------------------------- */
 struct duck_packet_header {
-    uint32_t magic;   /* DUCK_WIRE_MAGIC */
-    uint8_t version;  /* DUCK_WIRE_VERSION */
-    uint8_t type;     /* enum duck_message_type */
-    uint8_t key;      /* enum duck_wire_key: which key made `mac` */
-    uint8_t reserved; /* 0 */
+    uint32_t magic;  /* DUCK_WIRE_MAGIC */
+    uint8_t version; /* DUCK_WIRE_VERSION */
+    uint8_t type;    /* enum duck_message_type */
+    uint8_t key;     /* enum duck_wire_key: which key made `mac` */
+    uint8_t epoch;   /* of the session key, modulo 256: 0, then one more with each REKEY; else 0 */
     /* chosen by the host at HELLO, random, never 0; for D packets the domain session */
     uint32_t session;
     uint32_t sequence;       /* of the message; calls count 1, 2, 3, ... within a compute session */
@@ -109,33 +116,92 @@ struct duck_packet_header {
     /* stride: message bytes in every fragment but the last; a multiple of 64 */
     uint16_t fragment_bytes;
     uint16_t payload_bytes; /* bytes after this header, prefix included */
-    uint32_t reserved2;     /* 0 */
-    uint64_t counter; /* strictly increasing per key and sender; the GMAC nonce; 0 for F packets */
+    /* RESULT: when the kernel began the call, by the duck's clock (see duck_pong) in units of 64
+     * ns, modulo 2^32, 0 = unknown; other messages: 0 */
+    uint32_t start;
+    uint64_t counter; /* strictly increasing per key and sender; the GMAC nonce; 0 for C packets */
     uint8_t mac[16];  /* over header (mac = 0) and payload */
 };
 static_assert(sizeof(struct duck_packet_header) == 56, "packet header is 56 bytes");
 static_assert(offsetof(struct duck_packet_header, counter) == 32, "counter is naturally aligned");
 static_assert(offsetof(struct duck_packet_header, mac) == 40, "mac ends the header");
 
-enum duck_wire_key { DUCK_KEY_FLEET = 0, DUCK_KEY_SESSION = 1, DUCK_KEY_DOMAIN = 2 };
+enum duck_wire_key { DUCK_KEY_CLEAR = 0, DUCK_KEY_SESSION = 1, DUCK_KEY_DOMAIN = 2 };
 
-/* Key derivation (kernels/wire/seal.c). Session: HMAC-SHA-256(fleet key, "duck session 1" |
- * host_nonce | duck_nonce): first 16 bytes host -> duck, last 16 duck -> host. Domain: first 16
- * bytes of HMAC-SHA-256(fleet key, "duck domain 1" | domain_nonce). GMAC nonce (12 bytes): counter,
- * then key << 8 | direction as u32 (direction 0 host -> duck, 1 duck -> host). */
+/* GMAC nonce (12 bytes): counter, then key << 8 | direction as u32 (direction 0 host -> duck, 1
+ * duck -> host). */
+
+/* ---- handshake ------------------------------------------------------------------------------- */
+/* HELLO -> COOKIE -> PROOF -> INFO. A duck obeys whoever proves to hold the fleet's private key (it
+ * knows the public one only) and shows that it is itself by its static X25519 key, which the host
+ * pins.
+ *
+ * Transcript = SHA-256("duck handshake 2" | fleet public key | session u32 | boot_id u64 |
+ * host_nonce | duck_nonce | host ephemeral | duck ephemeral | duck identity). PROOF signs it (ECDSA
+ * P-256 over that digest).
+ *
+ * Session keys = HKDF-SHA-256(salt = transcript, input = X25519(host ephemeral, duck ephemeral) |
+ * X25519(host ephemeral, duck identity), info = "duck session 2"): 16 bytes host -> duck, 16 bytes
+ * duck -> host, 32 bytes chain, 16 bytes wrap. REKEY: HKDF-SHA-256(salt = chain, input = X25519 of
+ * the two fresh keys, info = "duck rekey 2"): to duck, to host, chain; wrap stays. */
+struct duck_hello {
+    uint32_t session;                          /* the session that this HELLO asks for, not 0 */
+    uint32_t protocol_version;                 /* DUCK_WIRE_VERSION of the host */
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* fresh for each HELLO */
+    uint8_t build[DUCK_WIRE_BUILD_BYTES];      /* host's build hash (SHA-1 sized) */
+    uint8_t pad[148];                          /* as long as the answer */
+};
+struct duck_cookie {
+    uint32_t session;                          /* echoed from HELLO */
+    uint32_t protocol_version;                 /* DUCK_WIRE_VERSION of the duck */
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* echoed: binds the answer to the question */
+    /* only the duck can make it, for this address, session, host nonce and time */
+    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint64_t boot_id;                       /* random, new at each start of the duck */
+    uint8_t ephemeral[DUCK_WIRE_KEY_BYTES]; /* X25519, the duck's for some seconds */
+    uint8_t identity[DUCK_WIRE_KEY_BYTES];  /* X25519, the duck's own */
+    uint8_t build[DUCK_WIRE_BUILD_BYTES];   /* duck's build hash; like the rest not authenticated */
+    uint32_t platform;                      /* enum duck_platform */
+    char name[DUCK_WIRE_NAME_BYTES];        /* zero-padded */
+    uint8_t reserved[24];
+};
+static_assert(sizeof(struct duck_hello) == 192 && sizeof(struct duck_cookie) == 192,
+              "hello and cookie");
+
+struct duck_proof {
+    uint32_t session; /* these three as in HELLO and COOKIE */
+    uint32_t reserved;
+    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES];
+    uint8_t ephemeral[DUCK_WIRE_KEY_BYTES]; /* X25519, fresh for each handshake */
+    uint8_t signature[DUCK_WIRE_SIGNATURE_BYTES];
+    uint8_t pad[152]; /* as long as INFO */
+};
+static_assert(sizeof(struct duck_proof) == 288, "proof");
+
+/* The key of D packets: random, the host's, AES-128-GCM under the session's wrap key with the nonce
+ * wrap_counter u64 | domain_session u32. It is known for as long as the duck has room; the same key
+ * again keeps its replay window. */
+struct duck_domain_key {
+    uint32_t domain_session; /* the session number of D packets, not 0 */
+    uint32_t reserved;
+    uint64_t wrap_counter; /* never twice in one session */
+    uint8_t sealed_key[16];
+    uint8_t tag[DUCK_WIRE_MAC_BYTES];
+    uint8_t pad[160]; /* as long as DONE */
+};
+static_assert(sizeof(struct duck_domain_key) == 208, "domain key");
+
+/* Fresh session keys: the sender of a packet under epoch n + 1 has them. A duck sends under the new
+ * epoch when it has heard the host under it; both accept the last two epochs. */
+struct duck_rekey {
+    uint32_t epoch; /* the one that begins */
+    uint32_t reserved;
+    uint8_t ephemeral[DUCK_WIRE_KEY_BYTES];
+};
+static_assert(sizeof(struct duck_rekey) == 40, "rekey");
 
 /* ---- control --------------------------------------------------------------------------------- */
-struct duck_hello {
-    uint32_t session;                          /* the session that this HELLO asks for */
-    uint32_t domain_session;                   /* the session number of D packets, 0 = none */
-    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* fresh for each HELLO */
-    /* fresh for each host start, shared by a domain's ducks */
-    uint8_t domain_nonce[DUCK_WIRE_NONCE_BYTES];
-    uint8_t build[DUCK_WIRE_BUILD_BYTES]; /* host's build hash (SHA-1 sized) */
-    uint32_t reserved;
-};
-static_assert(sizeof(struct duck_hello) == 64, "hello");
-
 enum duck_state {
     DUCK_STATE_IDLE = 0,    /* no weights */
     DUCK_STATE_LOADING = 1, /* a region is reserved, not all of it is committed */
@@ -158,16 +224,20 @@ enum duck_platform {
 #define DUCK_CPU_PCLMUL 16u
 #define DUCK_CPU_AVXVNNI 32u
 
+/* bits of duck_info.flags */
+#define DUCK_INFO_NIC_UNPROVEN 1u /* the NIC's driver has not been seen to work on silicon */
+
 struct duck_info {
-    uint32_t session;                          /* echoed from HELLO */
-    uint32_t protocol_version;                 /* DUCK_WIRE_VERSION of the duck */
-    uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES]; /* echoed: binds the answer to the question */
-    uint8_t duck_nonce[DUCK_WIRE_NONCE_BYTES]; /* fresh for each HELLO */
-    uint64_t boot_id;                          /* random, new at each start of the duck */
-    uint8_t build[DUCK_WIRE_BUILD_BYTES];      /* duck's build hash */
-    uint32_t platform;                         /* enum duck_platform */
-    char name[DUCK_WIRE_NAME_BYTES];           /* zero-padded */
-    char cpu_model[48];                        /* zero-padded CPUID brand string */
+    uint32_t session;          /* echoed from HELLO */
+    uint32_t protocol_version; /* DUCK_WIRE_VERSION of the duck */
+    char nic_driver[16];       /* zero-padded, empty = unknown */
+    uint32_t flags;            /* DUCK_INFO_* */
+    uint32_t reserved[3];
+    uint64_t boot_id;                     /* random, new at each start of the duck */
+    uint8_t build[DUCK_WIRE_BUILD_BYTES]; /* duck's build hash */
+    uint32_t platform;                    /* enum duck_platform */
+    char name[DUCK_WIRE_NAME_BYTES];      /* zero-padded */
+    char cpu_model[48];                   /* zero-padded CPUID brand string */
     uint32_t cpu_features;
     uint32_t core_count;
     uint64_t memory_bytes;     /* all of the duck's memory */
@@ -325,7 +395,8 @@ struct duck_open {
     uint32_t result_bytes_max;   /* output buffer of one call */
     uint64_t scratch_bytes;      /* for the kernel, zeroed */
     uint32_t call_time_limit_ms; /* a call that takes longer ends the session */
-    uint32_t domain_session;     /* D packets of this session are calls of this compute session */
+    /* not 0: calls also come as D packets, under the keys given by DOMAIN_KEY (this one is known) */
+    uint32_t domain_session;
     uint8_t pad[176];
 };
 static_assert(sizeof(struct duck_open) == 208, "open");
