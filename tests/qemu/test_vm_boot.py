@@ -77,14 +77,6 @@ def test_uefi_http(folder: LabFolder) -> None:
     assert "]: sent " not in (folder.root / "boot/dnsmasq.log").read_text()
 
 
-def test_proxy(folder: LabFolder) -> None:
-    """Beside another DHCP server, which gives addresses and knows nothing of boot files."""
-    shape = replace(ALL, boot="proxy", ducks=2, domains=2, memory_mib=(128, 256))
-    assert_as_ordered(folder, shape)
-    log = (folder.root / "boot/dnsmasq.log").read_text()
-    assert "DHCPOFFER" not in log
-
-
 def test_sixteen_gigabytes(folder: LabFolder) -> None:
     """A guest with memory above the hole at 4 GB offers it for weights, in one piece."""
     shape = replace(SHAPE, memory_mib=(16384,))
