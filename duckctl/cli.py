@@ -42,7 +42,7 @@ COMMANDS = (
     CommandEntry("image", "image", "Build, show, check and sign the images that ducks boot."),
     CommandEntry("boot", "boot", "Serve network boot; say what each duck boots next."),
     CommandEntry("explain", "explain", "Say what a duck is answered at boot, and what it asked."),
-    CommandEntry("lab", "lab", "Start and stop process ducks on this machine."),
+    CommandEntry("lab", "lab", "A fleet on this machine: processes, or virtual boxes."),
     CommandEntry("shard-weights", "shard_weights", "Convert a model into one cache per duck."),
     CommandEntry("cache", "cache", "Look at and verify weight caches."),
     CommandEntry("serve", "serve", "Serve a model through an OpenAI-compatible API."),
