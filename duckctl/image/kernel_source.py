@@ -136,8 +136,13 @@ def _data_archive(package: Path) -> tarfile.TarFile:
     at = 8
     while at + 60 <= len(data):
         name = data[at : at + 16].decode("ascii", errors="replace").strip().rstrip("/")
-        size = int(data[at + 48 : at + 58])
+        try:
+            size = int(data[at + 48 : at + 58])
+        except ValueError:
+            break
         body = data[at + 60 : at + 60 + size]
+        if len(body) != size:
+            raise ImageError(f"{package} is cut off", "download it again")
         if name.startswith("data.tar"):
             if name.endswith(".zst"):
                 return tarfile.open(fileobj=io.BytesIO(unzstd(body)), mode="r|")
