@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Random and mutated ACPI tables, each in a block of exactly its size. Usage: fuzz_tables SEED COUNT
+ * Random and mutated ACPI tables, each in a block of exactly its size.
+ * Usage: fuzz_tables SEED COUNT
  */
 #include "acpi/tables.h"
 

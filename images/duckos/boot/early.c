@@ -25,7 +25,7 @@ static _Noreturn void stop(const char *why) {
     for (;;) __asm__ volatile("cli; hlt");
 }
 
-/* ---- UEFI: temporary page tables --------------------------------------------------------------- */
+/* ---- UEFI: temporary page tables ------------------------------------------------------------- */
 /* The firmware's tables lie in memory that is ours now and may become the arena: off them first. As
  * on BIOS, four GiB in pages of 2 MiB, identity; and the GiB of the image, if that is higher. */
 #define TABLE_ENTRIES 512u

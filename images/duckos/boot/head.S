@@ -14,7 +14,7 @@
  *   -> entry_32 (also: 32-bit Linux loaders with boot_params, multiboot) -> entry_64 -> early_entry
  *   UEFI firmware -> efi_entry -> efi_start (boot/efi.c) -> early_entry
  *
- * Sources: Linux x86 boot protocol, Multiboot 0.6.96, PE/COFF, PXE 2.1, UEFI 2.10, SDM volume 3 9.8.
+ * Sources: Linux x86 boot protocol, Multiboot 0.6.96, PE/COFF, PXE 2.1, UEFI 2.10, SDM volume 3.
  */
 #include "boot/config_block.h"
 
@@ -223,7 +223,7 @@ multiboot_header:               /* flags: memory map wanted, the addresses below
         movl %esi, (boot_pointer - image_start)(%ebp)
         leal (boot_stack_top - image_start)(%ebp), %esp
 
-        /* Four GiB, identity, in pages of 2 MiB: enough until early_entry builds the real tables. */
+        /* Four GiB, identity, pages of 2 MiB: enough until early_entry builds the real tables. */
         leal (boot_tables - image_start)(%ebp), %ebx
         movl %ebx, %edi
         movl $(6 * 4096 / 4), %ecx

@@ -19,7 +19,7 @@ void klog_list(const char *format, va_list arguments);
 void klog_line(const char *line, size_t bytes); /* not zero-terminated */
 
 /* Called with every line from now on, after console_init's lines were handed over in order. `line`
- * is zero-terminated, without newline. The function must not log. Used to feed the duck core's log. */
+ * is zero-terminated, without newline. The function must not log. It feeds the duck core's log. */
 void console_follow(void (*follower)(const char *line, size_t bytes));
 
 /* The newest `room` bytes at most, whole lines, not zero-terminated; returns the bytes copied. */

@@ -11,8 +11,9 @@ trap_entries:
         .rept 256
         .balign 16
         /* These push an error code themselves: 8, 10 to 14, 17, 21, 29, 30 (SDM volume 3, 6.15). */
-        .if vector == 8 || (vector >= 10 && vector <= 14) || vector == 17 || vector == 21 || vector == 29 || vector == 30
-        .else
+        .set has_error, vector == 8 || vector >= 10 && vector <= 14 || vector == 17
+        .set has_error, has_error || vector == 21 || vector == 29 || vector == 30
+        .if !has_error
         pushq $0
         .endif
         pushq $vector
@@ -69,7 +70,8 @@ trap_common:
         addq $16, %rsp
         iretq
 
-/* bool msr_try_read(uint32_t msr, uint64_t *value); bool msr_try_write(uint32_t msr, uint64_t value)
+/* bool msr_try_read(uint32_t msr, uint64_t *value)
+ * bool msr_try_write(uint32_t msr, uint64_t value)
  * trap_handle goes on at msr_refused when the instruction at msr_reading or msr_writing faults. */
         .globl msr_try_read, msr_try_write, msr_reading, msr_writing, msr_refused
 msr_try_read:

@@ -11,7 +11,7 @@
 #define MIB_1 (1ull << 20)
 #define MIB_2 (2ull << 20)
 #define GIB_4 (4ull << 30)
-/* A start page is named by one byte of the SIPI; page 0..7 holds the BIOS' data and our handover. */
+/* A start page is named by one byte of the SIPI; pages 0..7 are the BIOS' and the handover's. */
 #define START_PAGE_FIRST 0x8000ull
 #define START_PAGE_END 0x9f000ull
 

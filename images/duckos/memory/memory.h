@@ -47,8 +47,8 @@ uint8_t *memory_window(void);
 uint64_t memory_window_bytes(void);            /* a multiple of 2 MiB */
 uint64_t memory_window_contiguous_bytes(void); /* of its first part, physically contiguous */
 
-/* Map `bytes` of the window from `offset` on into `space` at `virtual` (all multiples of 4 KiB; with
- * virtual == offset modulo 1 GiB plus memory_window() the pages are as large as they can be). */
+/* Map `bytes` of the window from `offset` on into `space` at `virtual`, all multiples of 4 KiB.
+ * With virtual == memory_window() + offset, modulo 1 GiB, the pages are as large as they can be. */
 enum paging_result memory_map_window(struct paging_space *space, uint64_t virtual, uint64_t offset,
                                      uint64_t bytes, uint32_t flags);
 

@@ -41,7 +41,7 @@ static void pool_give(uint64_t page) {
     pool_count++;
 }
 
-/* A zeroed page, or 0. The OS's own tables come from the arena itself: they are never given back. */
+/* A zeroed page, or 0. The OS's own tables come from the arena itself and are never given back. */
 static uint64_t take_table(struct paging_space *space) {
     uint64_t page = 0;
     if (is_kernel(space)) {

@@ -19,7 +19,7 @@ static uint32_t panic_core = UINT32_MAX;
 
 void panic_sender(void (*send)(const char *text, size_t bytes)) { sender = send; }
 
-/* One panic is reported. Another core's waits for the reboot; one out of the report itself ends it. */
+/* One panic is reported. Another core's waits for the reboot; one in the report itself ends it. */
 static void enter(void) {
     uint32_t nobody = UINT32_MAX, self = cpu_index();
     interrupts_off();

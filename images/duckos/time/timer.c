@@ -40,7 +40,7 @@ struct reference {
     uint64_t (*read)(void);
 };
 
-/* HPET 1.0a, 2.3: capabilities at 0 (femtoseconds per tick in the upper half), configuration at 10h,
+/* HPET 1.0a, 2.3: capabilities at 0 (upper half: femtoseconds per tick), configuration at 10h,
  * counter at F0h. */
 static volatile uint64_t *hpet;
 static uint64_t read_hpet(void) { return hpet[0xf0 / 8]; }

@@ -23,7 +23,7 @@ uint64_t timer_cycles_of_ns(uint64_t ns);
 const char *timer_source(void);  /* what the TSC was calibrated against */
 void timer_wait_ns(uint64_t ns); /* spins */
 
-/* One interrupt on this core at or soon after `at_ns` (timer_now_ns scale); replaces the one before.
+/* One interrupt on this core at or soon after `at_ns` (of timer_now_ns); replaces the one before.
  * UINT64_MAX: none. In ring 3 it arrives as trap_user with TRAP_TIMER; in ring 0 it only ends a
  * halt. The watchdog shares the timer of core 0 without disturbing this. */
 void timer_interrupt_at(uint64_t at_ns);

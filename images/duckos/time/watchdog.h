@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A duck whose main loop hangs reboots: nobody stands beside it. Core 0's timer looks every few
- * seconds whether the loop has come round; WATCHDOG_LIMIT_NS without that is a panic, which reboots.
+ * seconds whether the loop has come round; WATCHDOG_LIMIT_NS without that is a panic: a reboot.
  */
 #ifndef DUCKOS_WATCHDOG_H
 #define DUCKOS_WATCHDOG_H
