@@ -26,9 +26,7 @@ def checksum(data: bytes) -> int:
 
 def echo_request(identifier: int, sequence: int, payload: bytes) -> bytes:
     header = struct.pack("!BBHHH", 8, 0, 0, identifier, sequence)
-    return struct.pack(
-        "!BBHHH", 8, 0, checksum(header + payload), identifier, sequence
-    ) + payload
+    return struct.pack("!BBHHH", 8, 0, checksum(header + payload), identifier, sequence) + payload
 
 
 def ping(link: socket.socket, address: str, size: int, sequence: int) -> float | None:
