@@ -10,7 +10,7 @@ PARALLEL = -n $(TEST_JOBS) --dist loadfile
 CLANG_FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cc')
 
 NATIVE_SOURCES = $(shell find kernels images host_runtime/transport host_runtime/cuda CMakeLists.txt -name '*.[chS]' \
-	-o -name '*.cc' -o -name '*.ld' -o -name '*.map' -o -name CMakeLists.txt)
+	-o -name '*.cc' -o -name '*.cmake' -o -name '*.ld' -o -name '*.map' -o -name CMakeLists.txt)
 
 .PHONY: help setup demo test test-fast lint format bench clean
 
