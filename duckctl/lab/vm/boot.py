@@ -52,10 +52,9 @@ def prepare_image(folder: LabFolder, wanted: str) -> None:
     source = None if wanted == "duckos" else Path(wanted)
     if source is not None and not source.is_file():
         raise LabError(f"there is no image file {source}")
-    public = public_path(folder.key_file)
-    key = read_public(public) if public.exists() else "04" + "00" * 64
+    public = read_public(public_path(folder.key_file))
     # A guest that polls without rest takes a whole core of this machine.
-    build_duckos(folder.root, key, options=DuckosOptions(poll="hlt"), source=source)
+    build_duckos(folder.root, public, options=DuckosOptions(poll="hlt"), source=source)
 
 
 def start_options(folder: LabFolder, state: VmState) -> Sequence[str]:
