@@ -17,7 +17,7 @@ import duckctl
 from duckctl.errors import UsageError
 from duckctl.image import cpio
 from duckctl.image.elf_module import load_order
-from duckctl.image.fleet_public import PREFIX, public_id
+from duckctl.image.fleet_public import PUBLIC_LABEL, public_id
 from duckctl.image.kernel_source import (
     KernelSource,
     download_package,
@@ -134,7 +134,7 @@ def _entries(
         *(cpio.folder(path) for path in ("proc", "sys", "run", "tmp")),
         cpio.file("init", native_path("duck-init").read_bytes(), 0o755),
         cpio.file("sbin/duckd", native_path("duckd").read_bytes(), 0o755),
-        cpio.file("etc/duck/fleet.pub", f"{PREFIX}{fleet_public}\n".encode()),
+        cpio.file("etc/duck/fleet.pub", f"{PUBLIC_LABEL}{fleet_public}\n".encode()),
         cpio.file("etc/duck/modules", "".join(f"{name}\n" for name, _ in modules).encode()),
     ]
     entries += [cpio.file(f"lib/modules/{name}.ko", data) for name, data in modules]

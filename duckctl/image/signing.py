@@ -1,7 +1,6 @@
 """Signatures of images: the manifest by the fleet's key, the UEFI file for Secure Boot.
 
-ECDSA and Secure Boot are done by openssl and sbsign. The private key goes to openssl through a
-pipe, never into a file or a command line.
+Secure Boot is done by sbsign, and sbverify judges the result before it is installed.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duckctl.errors import UsageError
-from duckctl.image.fleet_public import public_id, public_path, read_public
+from duckctl.image.fleet_public import public_id, read_public
 from duckctl.image.manifest import (
     ImageError,
     ImageFile,
@@ -25,15 +23,11 @@ from duckctl.image.manifest import (
     install_image,
 )
 from duckctl.image.staging import staged_folder
+from duckctl.keys import public_path, sign_bytes, verify_bytes
 
 SIGNATURE = "manifest.sig"
 CONTEXT = "duckctl image manifest v1"  # no other use of the key signs texts that begin so
-PRIVATE_PREFIX = "duck-p256-private:"
-OPENSSL_S = 30.0
-KEY_FILE_BYTES_MAX = 4096
-# RFC 5915 and RFC 5480: the fixed bytes around a P-256 scalar and point.
-PRIVATE_DER = (bytes.fromhex("30310201010420"), bytes.fromhex("a00a06082a8648ce3d030107"))
-PUBLIC_DER = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
+SIGNING_S = 30.0
 UEFI_ROLES = ("uki", "kernel", "boot")  # the first that an image has is what firmware loads
 
 
@@ -54,16 +48,10 @@ def sign_manifest(fleet_dir: Path, image: ImageManifest, key_file: Path) -> Path
             f"{public_id(public)}",
             f"build it again: duckctl image build {image.kind}",
         )
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
-        text.write_bytes(_signed_text(image))
-        done = _run(
-            ["openssl", "dgst", "-sha256", "-keyform", "DER", "-sign", "/dev/stdin", str(text)],
-            _private_der(key_file),
-        )
+    signature = sign_bytes(key_file, _signed_text(image))
     place = image_dir(fleet_dir, image.name) / SIGNATURE
     temporary = place.with_name(f".{SIGNATURE}.new")
-    temporary.write_text(done.stdout.hex() + "\n", encoding="ascii")
+    temporary.write_text(signature.hex() + "\n", encoding="ascii")
     temporary.replace(place)
     return place
 
@@ -77,7 +65,7 @@ def verify_signatures(fleet_dir: Path, image: ImageManifest, key_file: Path) -> 
     path = image_dir(fleet_dir, image.name) / SIGNATURE
     if not path.is_file():
         good.append("the manifest is not signed (duckctl image sign)")
-    elif _manifest_is_signed(image, public, path):
+    elif _manifest_is_signed(image, public_path(key_file), path):
         good.append("the manifest is signed by the fleet's key")
     else:
         problems.append(f"{path} is no signature of this manifest by the fleet's key")
@@ -134,43 +122,19 @@ def _signed_text(image: ImageManifest) -> bytes:
     return f"{CONTEXT}\n{image.kind}\n{image.digest}\n".encode("ascii")
 
 
-def _manifest_is_signed(image: ImageManifest, public: str, path: Path) -> bool:
+def _manifest_is_signed(image: ImageManifest, public_file: Path, path: Path) -> bool:
     try:
         signature = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (ValueError, OSError):
         return False
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "text").write_bytes(_signed_text(image))
-        (folder / "signature").write_bytes(signature)
-        (folder / "public").write_bytes(PUBLIC_DER + bytes.fromhex(public))
-        command = ["openssl", "dgst", "-sha256", "-keyform", "DER", "-verify"]
-        command += [str(folder / "public"), "-signature", str(folder / "signature")]
-        done = subprocess.run(
-            [*command, str(folder / "text")], capture_output=True, check=False, timeout=OPENSSL_S
-        )
-    return done.returncode == 0
+    return verify_bytes(public_file, _signed_text(image), signature)
 
 
-def _private_der(key_file: Path) -> bytes:
-    try:
-        with key_file.open(encoding="ascii") as file:
-            text = file.read(KEY_FILE_BYTES_MAX).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the fleet's key {key_file}: {error}") from error
-    digits = text.removeprefix(PRIVATE_PREFIX)
-    if not text.startswith(PRIVATE_PREFIX) or not re.fullmatch(r"[0-9a-fA-F]{64}", digits):
-        raise UsageError(f"{key_file} holds no private fleet key", "make one: duckctl init")
-    before, after = PRIVATE_DER
-    return before + bytes.fromhex(digits) + after
-
-
-def _run(command: Sequence[str], given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def _run(command: Sequence[str]) -> None:
     """Runs a signing program; its first line of complaint becomes ours."""
     if shutil.which(command[0]) is None:
         raise ImageError(f"{command[0]} is not installed", f"sudo apt-get install {command[0]}")
-    done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=OPENSSL_S)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=SIGNING_S)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         raise ImageError(f"{command[0]} failed: {said[0] if said else 'no message'}")
-    return done

@@ -152,6 +152,7 @@ int daemon_main(struct options *options) {
     if (!options->restarted) say_ready(options);
     live(options->poll);
     core_stop(&core);
+    if (must_restart && options->image) return EXIT_REBOOT;
     if (must_restart) restart_self();
     return 0;
 }

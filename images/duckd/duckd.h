@@ -14,6 +14,7 @@
 #define SOCKETS_MAX (2 * LISTEN_MAX) /* each listening address may bring its broadcast address */
 #define EXIT_FAILED 1
 #define EXIT_USAGE 2
+#define EXIT_REBOOT 3 /* --image: asked to reboot the machine (images/linux) */
 
 /* ---- options.c ------------------------------------------------------------------------------- */
 struct options {
@@ -28,6 +29,7 @@ struct options {
     enum duck_poll_policy poll;
     bool pin;
     bool huge_pages;
+    bool image;     /* part of the Linux image: REBOOT is for process 1, which restarts the box */
     bool restarted; /* after REBOOT: the ready line was printed before */
     /* duckd run */
     const char *kernel_file, *input_file, *output_file, *weights_file;

@@ -19,6 +19,7 @@
 
 static uint32_t core_count;
 static enum duck_poll_policy poll_policy;
+static bool in_image;
 static char interface_name[SOCKETS_MAX][IF_NAMESIZE]; /* empty = unknown */
 static char temperature_path[280];                    /* empty = no sensor */
 
@@ -228,12 +229,13 @@ static int32_t temperature(void) {
 void machine_init(const struct options *options) {
     core_count = options->core_count;
     poll_policy = options->poll;
+    in_image = options->image;
     if (!find_sensor("/sys/class/hwmon", "hwmon", "name", "temp1_input"))
         find_sensor("/sys/class/thermal", "thermal_zone", "type", "temp");
 }
 
 void plat_describe(uint16_t interface, struct duck_info *info) {
-    info->platform = DUCK_PLATFORM_LINUX_PROCESS;
+    info->platform = in_image ? DUCK_PLATFORM_LINUX_IMAGE : DUCK_PLATFORM_LINUX_PROCESS;
     cpu_model(info->cpu_model);
     info->cpu_features = plat_cpu_features();
     info->core_count = core_count;

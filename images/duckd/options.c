@@ -12,7 +12,7 @@ static const char usage_text[] =
     "usage: duckd --name NAME --listen ADDRESS:PORT [--listen ...] --fleet-pub FILE\n"
     "             [--identity-file FILE] [--cores N] [--pin] [--memory-limit BYTES] [--poll "
     "block|sleep|spin]\n"
-    "             [--log-file FILE] [--huge-pages auto|never]\n"
+    "             [--log-file FILE] [--huge-pages auto|never] [--image]\n"
     "       duckd run KERNEL.elf [--input FILE] [--output FILE] [--weights FILE]\n"
     "             [--cores N] [--time-limit-ms N] [--memory-limit BYTES]\n"
     "       duckd --version\n";
@@ -113,6 +113,8 @@ static void parse_option(int count, char **words, int *at, struct options *optio
         options->pin = true;
     } else if (strcmp(option, "--restarted") == 0) {
         options->restarted = true;
+    } else if (strcmp(option, "--image") == 0) {
+        options->image = true;
     } else if (strcmp(option, "--name") == 0) {
         set_name(options, value_of(count, words, at));
     } else if (strcmp(option, "--listen") == 0) {

@@ -200,7 +200,7 @@ def test_keys_of_the_wrong_form_are_refused(fleet: Path) -> None:
     path = fleet / "fleet.pub"
     for text in ((fleet / "fleet.key").read_text(), "duck-p256-public:0411", "", "x" * 200):
         path.write_text(text)
-        with pytest.raises(UsageError, match="holds no fleet key"):
+        with pytest.raises(UsageError, match="does not hold"):
             read_public(path)
     path.unlink()
     with pytest.raises(UsageError, match="cannot read"):
