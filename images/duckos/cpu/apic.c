@@ -86,6 +86,8 @@ void apic_end_interrupt(void) { write(APIC_END, 0); }
 
 static void command(uint32_t id, uint32_t low) {
     if (x2) {
+        /* 11.12.3: unlike a store to the page, this WRMSR does not wait for earlier stores. */
+        __asm__ volatile("mfence; lfence" ::: "memory");
         msr_write(MSR_X2APIC + APIC_COMMAND / 16, (uint64_t)id << 32 | low);
         return;
     }
