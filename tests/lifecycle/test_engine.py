@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lifecycle_kit import EXPECTED, NETWORK_BOOT, OTHER_BUILD, Box, World, engine_for, shelf
@@ -255,12 +256,12 @@ def test_no_duck_is_forgotten_by_a_look_that_failed(fleet: Fleet) -> None:
     class Blinking(World):
         blinks = 0
 
-        def seen(self) -> list[tuple[list[str], dict[str, object] | None]]:  # type: ignore[override]
+        def seen(self) -> list[tuple[list[str], Mapping[str, Any] | None]]:
             found = super().seen()
             if found and self.blinks < 3:
                 self.blinks += 1
                 return [(names, None) for names, _ in found]
-            return found  # type: ignore[return-value]
+            return found
 
     world = Blinking(boxes(fleet))
     records = run(fleet, world)

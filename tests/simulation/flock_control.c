@@ -7,7 +7,8 @@
  *   hang BOX                      answers nothing more until it is switched
  *   stop BOX PHASE                later boots hang in that phase (discover, fetch, starting)
  *   heal BOX                      takes that back
- *   count                         a line per box: name, boots, times switched, REBOOTs obeyed, phase
+ *   count                         a line per box: name, boots, times switched, REBOOTs obeyed, its
+ *                                 phase
  */
 #include "flock.h"
 

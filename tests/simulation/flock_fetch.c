@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The boot file: by TFTP (RFC 1350, 2348: block size) or, when the answer names a URL, by HTTP as
- * UEFI does it: HEAD for the length, then GET. Sockets are the kernel's, bound to the box's address.
+ * UEFI does it: HEAD for the length, then GET. Sockets are the kernel's, bound to the box's
+ * address.
  */
 #include "flock.h"
 

@@ -173,7 +173,8 @@ class Flock:
         ask = f"{self.program} ask {self.folder}/control"
         text = (
             "all:\n  vars: {fleet_name: flock, fleet_key_file: fleet.key}\n  children:\n"
-            "    ducks:\n      vars:\n        duck_image: duckos\n        duck_cores: 4\n"
+            "    ducks:\n      vars:\n        duck_image: duckos\n        duck_identity: per_boot\n"
+            "        duck_cores: 4\n"
             "        duck_memory_gib: 32\n        duck_link_mbps: 2500\n      children:\n"
         )
         for d in range(self.domains):

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The duck core's platform for all boxes: one socket for all addresses (IP_PKTINFO says which is
- * meant), no memory regions and no sessions. A box that has booted is a duck by the core's own code.
+ * meant), no memory regions and no sessions. A box that has booted is a duck by the core's own
+ * code.
  */
 #include "flock.h"
 
