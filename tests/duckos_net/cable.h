@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A NIC that is only memory: for tests of the protocols alone. Frames arrive by cable_receive, sent ones
- * are kept.
+ * A NIC that is only memory: for tests of the protocols alone. Frames arrive by cable_receive, sent
+ * ones are kept.
  */
 #ifndef DUCKOS_TEST_CABLE_H
 #define DUCKOS_TEST_CABLE_H

@@ -210,7 +210,8 @@ void mmio_write8(volatile void *at, uint8_t value) { write_register(at, 1, value
 void mmio_write16(volatile void *at, uint16_t value) { write_register(at, 2, value); }
 void mmio_write32(volatile void *at, uint32_t value) { write_register(at, 4, value); }
 
-/* ---- what the rest of duckos offers to the network -------------------------------------------- */
+/* ---- what the rest of duckos offers to the network --------------------------------------------
+ * */
 const struct acpi_facts *acpi_facts(void) { return &facts; }
 
 volatile void *memory_map_device(uint64_t physical, uint64_t bytes) {

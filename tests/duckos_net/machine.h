@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine below the drivers, in user space: a clock that only moves when it is looked at, memory,
- * PCI configuration space, and devices whose registers are functions. The drivers' own sources run on
- * it unchanged (DUCKOS_REGISTER_MODEL).
+ * The machine below the drivers, in user space: a clock that only moves when it is looked at,
+ * memory, PCI configuration space, and devices whose registers are functions. The drivers' own
+ * sources run on it unchanged (DUCKOS_REGISTER_MODEL).
  */
 #ifndef DUCKOS_TEST_MACHINE_H
 #define DUCKOS_TEST_MACHINE_H

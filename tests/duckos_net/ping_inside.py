@@ -1,6 +1,6 @@
 """Runs inside a network namespace: echo requests that must not be fragmented, and their answers.
 
-Usage: ping_inside.py ADDRESS SIZE... ; prints one line per size: "SIZE MICROSECONDS" or "SIZE lost"."""
+Usage: ping_inside.py ADDRESS SIZE... ; one line per size: "SIZE MICROSECONDS" or "SIZE lost"."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> None:
             took = None
             for attempt in range(TRIES):
                 took = took or ping(link, address, size, sequence * TRIES + attempt)
-            print(size, "lost" if took is None else round(took * 1e6), flush=True)
+            sys.stdout.write(f"{size} {'lost' if took is None else round(took * 1e6)}\n")
 
 
 if __name__ == "__main__":

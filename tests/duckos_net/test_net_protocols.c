@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ethernet, ARP, IPv4, ICMP and UDP: what is answered, and that everything else is dropped and counted.
+ * Ethernet, ARP, IPv4, ICMP and UDP: what is answered, and that everything else is dropped and
+ * counted.
  */
 #include "cable.h"
 

@@ -106,8 +106,8 @@ static void takes_over_and_says_what_it_is(void) {
     CHECK_EQUAL(0, config[0x108] & 15);  /* L1 substates */
 }
 
-/* Off in the MAC and no longer offered; the link is negotiated anew, which costs seconds, only where
- * something had been agreed on that must go. */
+/* Off in the MAC and no longer offered; the link is negotiated anew, which costs seconds, only
+ * where something had been agreed on that must go. */
 static void energy_saving_is_off(void) {
     start();
     CHECK(!model.saves_energy(&model));

@@ -56,7 +56,8 @@ static void discover(struct net_interface *interface) {
     dhcp->next_ns = interface->now_ns + next_retry_ns(dhcp);
 }
 
-/* The first question leaves at next_ns; until then no answer can have our new transaction number. */
+/* The first question leaves at next_ns; until then no answer can have our new transaction number.
+ * */
 static void begin(struct net_interface *interface) {
     interface->dhcp = (struct dhcp){.state = DHCP_SELECTING,
                                     .transaction = net_random(),

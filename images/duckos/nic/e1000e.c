@@ -255,8 +255,8 @@ static void e1000e_release(struct nic *nic) {
     if (++e1000e->released >= NIC_REFILL_FRAMES) e1000e_refill(nic);
 }
 
-/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame longer
- * than a buffer takes several descriptors: only its last one is marked as an end. */
+/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame
+ * longer than a buffer takes several descriptors: only its last one is marked as an end. */
 static bool is_good(struct nic *nic, uint8_t status, uint8_t errors, uint32_t bytes) {
     struct e1000e *e1000e = nic->state;
     bool is_end = (status & RECEIVED_END) != 0, is_part = e1000e->in_long_frame || !is_end;

@@ -179,8 +179,8 @@ static void release(struct nic *nic) {
     if (++rings->released >= NIC_REFILL_FRAMES) refill(nic);
 }
 
-/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame longer
- * than a buffer takes several descriptors: only its last one is marked as an end. */
+/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame
+ * longer than a buffer takes several descriptors: only its last one is marked as an end. */
 static bool is_good(struct nic *nic, uint32_t status, uint32_t bytes) {
     struct intel_rings *rings = nic->state;
     bool is_end = (status & RECEIVED_END) != 0, is_part = rings->in_long_frame || !is_end;
