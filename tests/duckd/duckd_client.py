@@ -16,7 +16,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from duckd_crypto import MAC_AT, FleetKey, agree, derive, gmac, public_bytes
-from duckd_stats import STATS_FIELDS
+from duckd_stats import STATS_FIELDS, USAGE_BYTES, USAGE_FIELDS
 
 MAGIC = 0x4B435544
 HEADER = struct.Struct("<IBBBBIIIIHHIQ16s")
@@ -24,7 +24,7 @@ CLEAR, SESSION, DOMAIN = 0, 1, 2
 VERSION = 2
 TO_DUCK, TO_HOST = 0, 1
 
-HELLO, INFO, PING, PONG, LOG, STATS, REBOOT, DONE = range(1, 9)
+HELLO, INFO, PING, PONG, LOG, STATS, REBOOT, DONE, USAGE = range(1, 10)
 COOKIE, PROOF, DOMAIN_KEY, REKEY = range(10, 14)
 RESERVE, WRITE, WRITE_ACK, COMMIT, READ, READ_DATA = range(16, 22)
 OPEN, CALL, RESULT, NACK, QUERY, BUSY, FAULT, CLOSE = range(32, 40)
@@ -35,6 +35,7 @@ CALL_TOO_LARGE, LIMIT, UNSUPPORTED, INTERNAL = range(15, 19)
 
 KERNEL_REGION, WEIGHTS_REGION = 0, 1
 FRESH = LAST = TAKEOVER = 1
+ONE_SHOT = 2
 STRIDE = 1408
 PREFIX_BYTES = {WRITE: 16, RESULT: 8}
 
@@ -149,7 +150,7 @@ class Client:
         self.newest = 0  # counter of the duck's newest packet
         self.sequence = self.write_sequence = self.call_sequence = 0
         self.host_nonce = secrets.token_bytes(16)
-        self.to_duck = self.to_host = self.chain = self.wrap = b""
+        self.to_duck = self.to_host = self.chain = self.wrap = self.former = b""
         self.info = self.cookie = self.proof = self.identity = b""
         self.boot_id = 0
 
@@ -209,11 +210,14 @@ class Client:
         if key == CLEAR:
             assert (type_, epoch, counter, mac) == (COOKIE, 0, 0, bytes(16))
         else:
-            assert epoch == self.epoch % 256
             assert key == SESSION
-            assert mac == gmac(self.to_host, counter, SESSION << 8 | TO_HOST, raw)
-            assert counter > self.newest, "loopback keeps the order"
-            self.newest = counter
+            is_former = epoch != self.epoch % 256  # sent before the duck heard the new keys
+            assert not is_former or epoch == (self.epoch - 1) % 256
+            host_key = self.former if is_former else self.to_host
+            assert mac == gmac(host_key, counter, SESSION << 8 | TO_HOST, raw)
+            if not is_former:
+                assert counter > self.newest, "loopback keeps the order"
+                self.newest = counter
         payload = raw[HEADER.size :]
         return Packet(
             type_, key, session, sequence, message_bytes, index, stride, payload, counter, len(raw)
@@ -300,6 +304,7 @@ class Client:
         answer = self.expect(REKEY).payload
         assert struct.unpack_from("<I", answer) == (epoch,)
         keys = derive(self.chain, agree(private, answer[8:40]), b"duck rekey 2", 64)
+        self.former = self.to_host
         self.to_duck, self.to_host, self.chain = keys[:16], keys[16:32], keys[32:]
         self.epoch = epoch
         self.counter = self.newest = 0
@@ -322,7 +327,7 @@ class Client:
         self.send(type_, payload, self.sequence)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            packet = self.expect({DONE, LOG, STATS, READ_DATA}, timeout)
+            packet = self.expect({DONE, LOG, STATS, READ_DATA, USAGE}, timeout)
             if packet.sequence == self.sequence:
                 return packet
         raise DuckSilentError(f"request {type_} was not answered")
@@ -335,7 +340,12 @@ class Client:
     def stats(self) -> dict[str, int]:
         packet = self.request(STATS, bytes(256))
         assert packet.type == STATS
-        return dict(zip(STATS_FIELDS, struct.unpack_from("<28Q", packet.payload), strict=True))
+        return dict(zip(STATS_FIELDS, struct.unpack_from("<31Q2I", packet.payload), strict=True))
+
+    def usage(self) -> dict[str, int]:
+        packet = self.request(USAGE, bytes(USAGE_BYTES))
+        assert packet.type == USAGE
+        return dict(zip(USAGE_FIELDS, struct.unpack_from("<2I10Q", packet.payload), strict=True))
 
     def log(self) -> str:
         text, since = "", 0
