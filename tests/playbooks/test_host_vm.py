@@ -1,0 +1,157 @@
+"""The host's roles on a real machine: Debian with systemd, GRUB and an IOMMU, in QEMU, over ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from debian_image import missing_for_build
+from debian_vm import PORTS, SHARED_PORT, DebianVm
+
+from duckctl.playbook import PlaybookResult, run_playbook
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(
+        bool(missing_for_build()), reason=f"missing: {', '.join(missing_for_build())}"
+    ),
+]
+pytest.importorskip("ansible_runner", reason="ansible-runner is not installed")
+
+INVENTORY = """\
+all:
+  vars: {{fleet_name: machine}}
+  children:
+    gpu_host:
+      hosts:
+        machine:
+          ansible_host: 127.0.0.1
+          ansible_port: {port}
+          ansible_user: root
+          ansible_ssh_private_key_file: {key}
+    ducks:
+      children:
+        domain1:
+          vars:
+            domain_subnet: 10.21.1.0/24
+            domain_host_address: 10.21.1.1
+            domain_host_pci: "{pci[0]}"
+            domain_mtu: 9000
+          hosts: {{d01: {{duck_address: 10.21.1.11}}}}
+        domain2:
+          vars:
+            domain_subnet: 10.21.2.0/24
+            domain_host_address: 10.21.2.1
+            domain_host_pci: "{pci[1]}"
+            domain_host_nic: ducks-east
+          hosts: {{d02: {{duck_address: 10.21.2.11}}}}
+"""
+VARIABLES: dict[str, Any] = {
+    "dpdk_enabled": True,
+    "dpdk_hugepages_per_node": 48,
+    "cpu_isolation_cpus": "1",
+}
+# Another program that takes a port back as soon as vfio-pci has it.
+SABOTEUR = "/etc/udev/rules.d/99-saboteur.rules"
+SABOTEUR_RULE = (
+    f'ACTION=="bind", SUBSYSTEM=="pci", KERNEL=="{PORTS[1]}", DRIVER=="vfio-pci", '
+    f"RUN+=\\\"/bin/sh -c 'echo {PORTS[1]} > /sys/bus/pci/drivers/vfio-pci/unbind'\\\""
+)
+# Everything that roles write, and what the kernel says; not what a boot or a login changes.
+TREE = (
+    "find /etc /usr/local /boot/grub /var/lib/systemd -xdev ! -name random-seed"
+    " \\( -type f -exec sha256sum {} + -o -printf '%y %m %p %l\\n' \\) | sort;"
+    " ip -o link | cut -d' ' -f2; cat /proc/cmdline /sys/kernel/mm/hugepages/*/nr_hugepages;"
+    " cat /proc/sys/net/ipv4/conf/*/arp_ignore; systemctl list-unit-files --no-pager"
+)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DebianVm]:
+    """A machine as Debian's installer leaves it."""
+    with DebianVm(tmp_path_factory.mktemp("machine")) as vm:
+        yield vm
+
+
+def play(vm: DebianVm, name: str = "host", check: bool = False, **more: Any) -> PlaybookResult:
+    path = vm.folder / "fleet.yml"
+    path.write_text(INVENTORY.format(port=vm.port, key=vm.key, pci=PORTS))
+    return run_playbook(name, path, "gpu_host", VARIABLES | more, check, check)
+
+
+def driver(vm: DebianVm, pci: str) -> str:
+    return vm.say(f"basename $(readlink /sys/bus/pci/devices/{pci}/driver) 2>&1")
+
+
+def addresses(vm: DebianVm) -> dict[str, str]:
+    """Interface -> address and MTU."""
+    lines = vm.say("ip -o -4 address show; ip -o link show").splitlines()
+    found: dict[str, str] = {}
+    for line in lines:
+        words = line.split()
+        name = words[1].rstrip(":")
+        if words[2] == "inet":
+            found[name] = words[3]
+        elif name in found:
+            found[name] += f" {words[words.index('mtu') + 1]}"
+    return {name: text for name, text in found.items() if not text.startswith("127.")}
+
+
+DOMAINS = {"duck-domain1": "10.21.1.1/24 9000", "ducks-east": "10.21.2.1/24 1500"}
+
+
+def test_host_from_bare_to_ready(machine: DebianVm) -> None:
+    """Check mode changes nothing; a binding that fails leaves every port as it was; after a restart
+    names, addresses, hugepages and isolation are there; the second run changes nothing (T36, T42,
+    T47, T56, T60, T61, T64)."""
+    before = machine.say(TREE)
+    checked = play(machine, check=True)
+    assert (checked.bad, machine.say(TREE)) == ((), before)
+    assert checked.changed >= 4
+
+    machine.say(f'echo "{SABOTEUR_RULE}" > {SABOTEUR}; udevadm control --reload')
+    failed = play(machine, dpdk_bind="boot")
+    (host,) = failed.bad
+    assert "was bound to vfio-pci, but now no driver has it" in host.problem
+    assert "all ports are back as they were" in host.problem
+    assert [driver(machine, pci) for pci in PORTS] == ["virtio-pci"] * 2
+    machine.say(
+        "for i in $(seq 50); do ip -4 a s ducks-east | grep -q inet && break; sleep .2; done"
+    )
+    assert DOMAINS.items() <= addresses(machine).items()
+    machine.say(f"rm {SABOTEUR}; udevadm control --reload")
+
+    boot = machine.say("cat /proc/sys/kernel/random/boot_id")
+    ready = play(machine, host_restart=True)
+    assert ready.bad == ()
+    assert machine.say("cat /proc/sys/kernel/random/boot_id") != boot
+    assert DOMAINS.items() <= addresses(machine).items()
+    assert machine.say("cat /sys/devices/system/node/node0/hugepages/*2048kB/nr_hugepages") == "48"
+    assert machine.say("cat /sys/devices/system/cpu/{isolated,nohz_full}").split() == ["1", "1"]
+    assert "IRQBALANCE_BANNED_CPULIST=1" in machine.say("systemctl show irqbalance -p Environment")
+
+    again = play(machine)
+    assert (again.bad, again.changed) == ((), 0)
+    verified = play(machine, "verify")
+    assert (verified.bad, verified.changed) == ((), 0)
+
+
+def test_ports_go_to_dpdk_and_back(machine: DebianVm) -> None:
+    """The installed service gives both ports to vfio-pci, whose groups are viable, and stopping it
+    gives them back with names and addresses; a group with a foreign device is refused (T60)."""
+    machine.say("systemctl start duck-vfio.service")
+    assert [driver(machine, pci) for pci in PORTS] == ["vfio-pci"] * 2
+    assert len(machine.say("ls /dev/vfio").split()) == 3
+    machine.say("systemctl stop duck-vfio.service")
+    assert [driver(machine, pci) for pci in PORTS] == ["virtio-pci"] * 2
+    machine.say(
+        "for i in $(seq 50); do ip -4 a s ducks-east | grep -q inet && break; sleep .2; done"
+    )
+    assert DOMAINS.items() <= addresses(machine).items()
+    refused = machine.say(
+        f"python3 /usr/local/lib/duckctl/duck_pci.py bind {SHARED_PORT} 2>&1; true"
+    )
+    assert "is not viable: it also has 0000:02:02.0 (virtio-pci)" in refused
+    assert driver(machine, SHARED_PORT) == "virtio-pci"
