@@ -147,6 +147,6 @@ def test_a_panic_tells_everything_and_resets(image: Path, tmp_path: Path, machin
         guest.wait_for(r"^PANIC on core \d: NMI \(vector 2, error 0\) at ffffffff8")
         for word in ("rax", "r8", "r12", "flags"):
             guest.wait_for(rf"^panic: .*\b{word} [0-9a-f]+")
-        guest.wait_for(r"^panic: trace ffffffff8")
+        guest.wait_for(r"^panic: at ffffffff8[0-9a-f]+ \w+\+\d+")
         guest.wait_for("^panic: reboot in 0 s")
         assert guest.exit_code() == 0

@@ -9,6 +9,7 @@
 #include "cpu/trap.h"
 #include "memory/image.h"
 #include "memory/memory.h"
+#include "panic/symbols.h"
 #include "time/timer.h"
 
 #include <stdarg.h>
@@ -32,15 +33,18 @@ static void enter(void) {
     console_break_lock();
 }
 
-/* Addresses are those of duckos.elf: `addr2line -e duckos.elf` or its map tell the function. */
-static bool is_text(uint64_t address) {
-    return address >= (uint64_t)image_start && address < (uint64_t)_text_end;
+static void say_place(uint64_t address) {
+    uint64_t inside = 0;
+    const char *name = symbol_of(address, &inside);
+    if (name == NULL)
+        klog("panic: at %lx", address);
+    else
+        klog("panic: at %lx %s+%lu", address, name, inside);
 }
 
 /* Frames of -fno-omit-frame-pointer: [rbp] = caller's rbp, [rbp + 8] = return address. */
 static void trace(uint64_t rip, uint64_t rbp) {
-    char line[CONSOLE_LINE_BYTES];
-    size_t bytes = format_text(line, sizeof line, "panic: trace %lx", rip);
+    say_place(rip);
     for (uint32_t i = 0; i < PANIC_TRACE_DEPTH && rbp != 0 && rbp % 8 == 0; i++) {
         uint64_t physical;
         uint32_t flags;
@@ -49,12 +53,12 @@ static void trace(uint64_t rip, uint64_t rbp) {
             !paging_look(space, rbp + 15, &physical, &flags))
             break;
         const uint64_t *frame = (const uint64_t *)rbp;
-        if (!is_text(frame[1])) break;
-        bytes += format_text(line + bytes, sizeof line - bytes, " %lx", frame[1]);
+        uint64_t inside;
+        if (symbol_of(frame[1], &inside) == NULL) break;
+        say_place(frame[1]);
         if (frame[0] <= rbp) break;
         rbp = frame[0];
     }
-    klog_line(line, bytes);
 }
 
 static uint64_t seconds_to_reboot(void) {
