@@ -188,7 +188,7 @@ uint64_t Domain::domain_rekey_timer() {
         if (!domain_key_used_.load() || (now_ < due_ns && !is_full))
             return domain_key_used_.load() ? due_ns : kNever;
         is_changing_key_ = make_domain_key(next);
-        key_retry_ns_ = now_ + kGiveAgain;
+        if (!is_changing_key_) key_retry_ns_ = now_ + kGiveAgain;
         for (const auto &link : links_) link->domain_key.next_ns = now_;
         return now_;
     }
