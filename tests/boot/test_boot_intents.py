@@ -94,7 +94,7 @@ def test_changes_at_once_are_all_kept(intents: Intents) -> None:
 
 
 def duckctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "duckctl", *words, "-i", str(folder / "shelf.yml")]
+    command = [sys.executable, "-m", "duckctl", *words, "--inventory", str(folder / "shelf.yml")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -54,7 +54,7 @@ def install_images(folder: Path) -> None:
 @contextmanager
 def serving(net: Net, fleet: Fleet, *words: str) -> Iterator[subprocess.Popen[str]]:
     """`duckctl boot serve` in the host namespace, from its ready line to its end."""
-    command = [sys.executable, "-m", "duckctl", "boot", "serve", "-i", str(fleet.path),
+    command = [sys.executable, "-m", "duckctl", "boot", "serve", "--inventory", str(fleet.path),
                "--http-port", "8080", *words]  # fmt: skip
     log = fleet.path.parent / "serve.log"
     with log.open("w") as file:
@@ -316,7 +316,7 @@ def test_t32_a_taken_port_is_named_with_its_owner(net: Net, fleet: Fleet) -> Non
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
-        command = [sys.executable, "-m", "duckctl", "boot", "serve", "-i", str(fleet.path)]
+        command = [sys.executable, "-m", "duckctl", "boot", "serve", "--inventory", str(fleet.path)]
         done = subprocess.run(
             net.run_in(net.host, command), capture_output=True, text=True, check=False, timeout=30
         )
@@ -334,7 +334,7 @@ def test_t32_a_taken_port_is_named_with_its_owner(net: Net, fleet: Fleet) -> Non
 def test_kill_9_is_cleaned_up_by_the_next_start(net: Net, fleet: Fleet) -> None:
     """A second service is refused; after kill -9 the next one ends what was left, and serves."""
     with serving(net, fleet) as process:
-        command = [sys.executable, "-m", "duckctl", "boot", "serve", "-i", str(fleet.path)]
+        command = [sys.executable, "-m", "duckctl", "boot", "serve", "--inventory", str(fleet.path)]
         second = subprocess.run(
             net.run_in(net.host, command), capture_output=True, text=True, check=False, timeout=30
         )
@@ -358,8 +358,8 @@ def test_explain_tells_answers_and_what_was_asked(net: Net, fleet: Fleet) -> Non
         tftp_get(net, "duckos/duckos.efi")
         fetch(net, "/images/duckos/duckos.efi", "HEAD")
         time.sleep(0.3)
-        command = [sys.executable, "-m", "duckctl", "explain", "duck01", "-i", str(fleet.path),
-                   "--http-port", "8080", "--json"]  # fmt: skip
+        command = [sys.executable, "-m", "duckctl", "explain", "duck01", "--json",
+                   "--inventory", str(fleet.path), "--http-port", "8080"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert told["image"] == "duckos"

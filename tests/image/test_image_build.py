@@ -340,7 +340,15 @@ def test_the_commands(fleet: Path, tmp_path: Path, package: Path) -> None:
     """build, ls, show, verify: results on stdout, exit codes, refusal by name."""
 
     def duckctl(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "duckctl", "image", *words, "-i", str(fleet / "shelf.yml")]
+        command = [
+            sys.executable,
+            "-m",
+            "duckctl",
+            "image",
+            *words,
+            "--inventory",
+            str(fleet / "shelf.yml"),
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     built = duckctl("build", "linux", "--kernel-package", str(package), "--poll", "block", "--json")
