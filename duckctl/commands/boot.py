@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Serve network boot (DHCP, TFTP, HTTP), and say what ducks boot next.")
 
-INVENTORY = typer.Option(None, "--inventory", "-i", help="Inventory file.  [default: the lab's]")
+INVENTORY = typer.Option(None, "--inventory", help="Inventory file.  [default: the lab's]")
 MODE = typer.Option(None, "--mode", help="dhcp, proxy or off for all domains.")
 UNKNOWN = typer.Option(None, "--unknown", help="discover, boot or ignore boxes that no duck is.")
 HTTP_PORT = typer.Option(80, "--http-port", min=1, max=65535, help="Port of the HTTP server.")

@@ -28,7 +28,7 @@ HTTP_PORT = typer.Option(80, "--http-port", min=1, max=65535, help="As given to 
 def explain(
     name: str = typer.Argument(help="A duck."),
     inventory: Path | None = typer.Option(
-        None, "--inventory", "-i", help="Inventory file.  [default: the lab's]"
+        None, "--inventory", help="Inventory file.  [default: the lab's]"
     ),
     http_port: int = HTTP_PORT,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),

@@ -26,7 +26,7 @@ app = typer.Typer(help="Build, show, check and sign the images that ducks boot."
 build_app = typer.Typer(help="Build an image; the same input gives the same digest.")
 app.add_typer(build_app, name="build", no_args_is_help=True)
 
-INVENTORY = typer.Option(None, "--inventory", "-i", help="Inventory file.  [default: the lab's]")
+INVENTORY = typer.Option(None, "--inventory", help="Inventory file.  [default: the lab's]")
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 IMAGE_NAME = typer.Option("", "--name", help="Name of the image.  [default: its kind]")
 NAME = typer.Argument(help="Name of an image (duckctl image ls).")
