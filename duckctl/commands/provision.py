@@ -26,15 +26,14 @@ from duckctl.provision.results import print_plan, print_result
 from duckctl.provision.run import (
     Runner,
     RunResult,
-    Survey,
-    arm,
     away_from_network,
     explain_failures,
     new_run_id,
+    prepare,
     survey,
 )
 from duckctl.provision.self_test import self_test
-from duckctl.provision.show import Show, name_some
+from duckctl.provision.show import Show
 
 app = typer.Typer()
 
@@ -111,7 +110,7 @@ def _run(
         restarted = [plan.duck.name for plan in found.plans if plan.do is Do.RESTART]
         serving = [n for n in restarted if found.records[n].state is State.SERVING]
         confirm_restart(restarted, serving, yes)
-        _prepare(fleet, found)
+        prepare(fleet, found.plans)
         runner = Runner(fleet, store, found, show)
         try:
             with show.bars(len(ducks)):
@@ -125,14 +124,3 @@ def _run(
             notes = self_test(fleet, up, runner.records)
         records = explain_failures(fleet, runner.records)
     return RunResult(run, found.plans, records, time.monotonic() - begin_s, notes)
-
-
-def _prepare(fleet: Fleet, found: Survey) -> None:
-    """Says what a person has to do, and lets ducks boot from the network that would not."""
-    by_hand = [plan.duck.name for plan in found.plans if plan.do is Do.BY_HAND]
-    if by_hand:
-        warn(f"switch on by hand, with network boot first: {name_some(by_hand)}")
-    away = away_from_network(fleet, found.plans)
-    for name, why in away.items():
-        warn(f"{name}: {why}; it boots its image once for this run")
-    arm(fleet, list(away))

@@ -23,10 +23,10 @@ from duckctl.provision.run import (
     Runner,
     RunResult,
     Survey,
-    arm,
     away_from_network,
     explain_failures,
     new_run_id,
+    prepare,
     survey,
 )
 from duckctl.provision.show import Show, name_some
@@ -101,10 +101,7 @@ def _check_serial(serial: str, count: int) -> None:
 
 def _run(fleet: Fleet, store: Store, found: Survey, serial: str | None, max_fail: int) -> RunResult:
     begin_s, show = time.monotonic(), Show()
-    away = away_from_network(fleet, found.plans)
-    for name, why in away.items():
-        warn(f"{name}: {why}; it boots its image once for this run")
-    arm(fleet, list(away))
+    prepare(fleet, found.plans)
     runner = Runner(fleet, store, found, show)
     cut = batches(found.touched, serial)
     rest = [plan for plan in found.plans if not plan.touches]

@@ -24,10 +24,10 @@ def events_of(
 ) -> list[Event]:
     """The events of one probe answer, in order. Looking twice at the same duck gives no more."""
     if not facts["reachable"]:
-        return [Event(Kind.SILENT, at_s, _error(facts) or "does not answer")]
+        return [Event(Kind.SILENT, at_s, error_of(facts) or "does not answer")]
     boot_id = str(facts.get("boot_id") or "")
     if not boot_id.strip("0"):  # it answered with another protocol version: no INFO to read
-        return [Event(Kind.MISFIT, at_s, _error(facts) or "speaks another protocol version")]
+        return [Event(Kind.MISFIT, at_s, error_of(facts) or "speaks another protocol version")]
     if record.old_boot_id == boot_id and record.state in (State.BOOTING, State.REBOOTING):
         return []  # it has not gone down yet
     events = []
@@ -44,7 +44,7 @@ def events_of(
     return events
 
 
-def _error(facts: Mapping[str, Any]) -> str:
+def error_of(facts: Mapping[str, Any]) -> str:
     """The probe's words without the duck's name, which the reader has in front of him."""
-    prefix = f"{facts.get('name')} ({facts.get('endpoint')}) "
-    return str(facts.get("error") or "").removeprefix(prefix)
+    name, words = facts.get("name"), str(facts.get("error") or "")
+    return words.removeprefix(f"{name} ({facts.get('endpoint')}) ").removeprefix(f"{name}: ")

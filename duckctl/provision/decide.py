@@ -13,6 +13,7 @@ from typing import Any
 
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import DuckRecord, Limits, State, Step
+from duckctl.lifecycle.observe import error_of
 from duckctl.lifecycle.verify import Expectation, needs_new_image, problems_of
 
 # REBOOT is obeyed within 50 ms, and power switches answer within seconds. An answer of the old boot
@@ -111,9 +112,11 @@ def _plan_answering(situation: Situation, rules: Rules) -> DuckPlan:
     problems = (
         problems_of(duck, facts, rules.expected)
         if facts.get("build")
-        else [str(facts.get("error") or "speaks another protocol version")]
+        else [error_of(facts) or "speaks another protocol version"]
     )
     boot_id = str(facts.get("boot_id") or "")
+    if facts.get("identity_ok") is False:  # it would not obey, and a restart would not cure it
+        return DuckPlan(duck, Do.REPORT, "; ".join(problems), answers=True)
     if rules.restart_all:
         return DuckPlan(duck, Do.RESTART, "as asked", duck.image, boot_id)
     if not problems:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duckctl.boot.intents import Intents
-from duckctl.boot.plan import boot_paths
+from duckctl.boot.plan import boot_paths, plan_boot
+from duckctl.boot.ports import port_conflicts
+from duckctl.console import warn
 from duckctl.errors import ExitCode
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
@@ -33,9 +35,10 @@ from duckctl.provision.decide import (
     settle_s,
 )
 from duckctl.provision.engine import Engine, Senses
-from duckctl.provision.show import Show
+from duckctl.provision.show import Show, name_some
 
 LISTEN_PERIOD_S = 0.3
+DHCP_PORT = 67
 
 
 def new_run_id(what: str) -> str:
@@ -175,11 +178,35 @@ def away_from_network(fleet: Fleet, plans: Sequence[DuckPlan]) -> dict[str, str]
     return found
 
 
+def nobody_answers_boots(fleet: Fleet, plans: Sequence[DuckPlan]) -> bool:
+    """True if ducks are to boot from the network and no DHCP server runs on this host."""
+    awaited = (Do.RESTART, Do.SWITCH, Do.WAIT, Do.BY_HAND)
+    if not any(plan.do in awaited and boots_from_network(plan.duck) for plan in plans):
+        return False
+    return not any(owner.port == DHCP_PORT for owner in port_conflicts(plan_boot(fleet)))
+
+
 def arm(fleet: Fleet, names: Sequence[str]) -> None:
     """Lets these ducks boot their image once; what stood there before is back at their hello."""
     intents = Intents(boot_paths(fleet).intents)
     for name in names:
         intents.set_image(name, None, one_shot=True, reason="provision")
+
+
+def prepare(fleet: Fleet, plans: Sequence[DuckPlan]) -> None:
+    """Says what a person has to do, and lets ducks boot from the network that would not."""
+    by_hand = [plan.duck.name for plan in plans if plan.do is Do.BY_HAND]
+    if by_hand:
+        warn(f"switch on by hand, with network boot first: {name_some(by_hand)}")
+    if nobody_answers_boots(fleet, plans):
+        warn(
+            "no DHCP server runs on this host: start the boot service, or ducks will wait in vain "
+            f"(duckctl boot serve --inventory {fleet.path})"
+        )
+    away = away_from_network(fleet, plans)
+    for name, why in away.items():
+        warn(f"{name}: {why}; it boots its image once for this run")
+    arm(fleet, list(away))
 
 
 class Runner:

@@ -82,6 +82,7 @@ def _ask(
         "round_trip_us": None,
         "answered_at": None,
         "identity": None,
+        "identity_ok": None,
         "handshake_ms": None,
         **dict.fromkeys(_facts_json(facts_of(wire.Info()), transport.build)),
     }
@@ -97,6 +98,7 @@ def _ask(
         greeting = transport.hello(index, timeout_ms)
     except IdentityError as error:
         answer["reachable"] = True  # something answers, and is not asked anything else
+        answer["identity_ok"] = False
         answer["error"] = error.message
         return answer
     except TransportError as error:
@@ -109,6 +111,7 @@ def _ask(
         _facts_json(facts, transport.build),
         round_trip_us=greeting.round_trip_ns / 1000,
         identity=greeting.identity.hex(),
+        identity_ok=True,
         handshake_ms=transport.duck_status(index).handshake_ns / 1e6,
     )
     answer["reachable"] = True

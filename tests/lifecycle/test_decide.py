@@ -104,6 +104,22 @@ def test_firmware_may_take_a_part_of_the_memory(duck: Duck) -> None:
     assert problems_of(duck, answer(duck, memory_bytes=26 << 30), EXPECTED) != []
 
 
+def test_a_duck_with_another_key_is_reported_and_not_switched(duck: Duck) -> None:
+    """It is not the duck that was pinned: switching it would not make it so."""
+    stranger = silence(duck) | {"reachable": True, "identity_ok": False}
+    stranger["error"] = f"{duck.name}: its key changed"
+    for rules in (PROVISION, REBOOT):
+        chosen = plan(duck, stranger, rules=rules)
+        assert (chosen.do, chosen.why) == (Do.REPORT, "its key changed")
+
+
+def test_a_duck_of_another_protocol_version_is_restarted(duck: Duck) -> None:
+    """It runs an old image: the present one cures that."""
+    old = silence(duck) | {"reachable": True, "error": f"{duck.name}: speaks version 1"}
+    chosen = plan(duck, old)
+    assert (chosen.do, chosen.why) == (Do.RESTART, "speaks version 1")
+
+
 def test_a_silent_duck_is_switched(duck: Duck) -> None:
     """Its power backends are used, the protocol's request is no switch."""
     chosen = plan(duck, silence(duck))

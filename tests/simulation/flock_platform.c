@@ -90,6 +90,13 @@ void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t 
     *start_ns = *end_ns = 0;
 }
 void plat_session_stop(void) {}
+void plat_session_usage(struct duck_usage *usage) { memset(usage, 0, sizeof *usage); }
+void plat_stats(struct duck_stats *stats) { (void)stats; }
+bool plat_spare_core_run(void (*work)(void *argument), void *argument) {
+    (void)work;
+    (void)argument;
+    return false;
+}
 
 void plat_describe(uint16_t interface, struct duck_info *info) {
     (void)interface;
