@@ -68,6 +68,7 @@ CPU_AVXVNNI = 32
 RESERVE_FRESH = 1
 COMMIT_LAST = 1
 OPEN_TAKEOVER = 1
+OPEN_ONE_SHOT = 2
 INFO_NIC_UNPROVEN = 1
 OWNER_SILENT_MS = 3000
 
@@ -94,6 +95,7 @@ class MessageType(IntEnum):
     STATS = 6
     REBOOT = 7
     DONE = 8
+    USAGE = 9
     COOKIE = 10
     PROOF = 11
     DOMAIN_KEY = 12
@@ -353,7 +355,11 @@ class Stats(ctypes.LittleEndianStructure):
     sessions_opened: U64
     sessions_faulted: U64
     uptime_ns: U64
-    reserved: Annotated[ctypes.Array[ctypes.c_uint64], ctypes.c_uint64 * 4]
+    start_cycles_total: U64
+    reply_cycles_total: U64
+    ring_switches: U64
+    interrupts: U32
+    allocations: U32
 
 
 @layout
@@ -443,6 +449,32 @@ class Fault(ctypes.LittleEndianStructure):
     address: U64
     instruction: U64
     text: Annotated[bytes, ctypes.c_char * 176]
+
+
+class UsageState(IntEnum):
+    """enum duck_usage_state"""
+
+    NONE = 0
+    RUNNING = 1
+    ENDED = 2
+    FAULTED = 3
+
+
+@layout
+class Usage(ctypes.LittleEndianStructure):
+    state: U32
+    run_mode: U32
+    wall_ns: U64
+    cycles: U64
+    instructions: U64
+    memory_peak_bytes: U64
+    tsc_hz: U64
+    start_cycles_max: U64
+    reply_cycles_max: U64
+    ring_switches_first: U64
+    ring_switches_others: U64
+    interrupts: U64
+    fault: Annotated[Fault, Fault]
 
 
 # ---- experts.h ---------------------------------------------------------------------------------

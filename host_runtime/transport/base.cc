@@ -78,6 +78,7 @@ const char *message_type_text(uint32_t type) {
     case DUCK_MSG_PING: return "PING";
     case DUCK_MSG_LOG: return "LOG";
     case DUCK_MSG_STATS: return "STATS";
+    case DUCK_MSG_USAGE: return "USAGE";
     case DUCK_MSG_REBOOT: return "REBOOT";
     case DUCK_MSG_RESERVE: return "RESERVE";
     case DUCK_MSG_WRITE: return "WRITE";

@@ -430,6 +430,7 @@ void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_
         return take_reply(link, header, payload);
     case DUCK_MSG_LOG:
     case DUCK_MSG_STATS:
+    case DUCK_MSG_USAGE:
     case DUCK_MSG_READ_DATA: return take_reply(link, header, payload);
     default: link.status.dropped_type.add();
     }

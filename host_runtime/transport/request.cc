@@ -14,7 +14,9 @@ constexpr uint64_t kSoon = 1 * kMillisecond; // again, when the port's queue was
 bool is_reply_to(uint8_t request, uint8_t reply) {
     if (reply == DUCK_MSG_DONE) return true;
     if (request == DUCK_MSG_READ) return reply == DUCK_MSG_READ_DATA;
-    return (request == DUCK_MSG_LOG || request == DUCK_MSG_STATS) && reply == request;
+    const bool answers_itself =
+        request == DUCK_MSG_LOG || request == DUCK_MSG_STATS || request == DUCK_MSG_USAGE;
+    return answers_itself && reply == request;
 }
 
 } // namespace

@@ -220,9 +220,9 @@ int Transport::request(uint32_t duck, uint32_t type, const void *payload, uint32
                        uint32_t *reply_type, uint32_t *reply_bytes, duckhost_error *error) {
     if (int code = check_duck(duck, error)) return code;
     const bool is_known = type == DUCK_MSG_LOG || type == DUCK_MSG_STATS ||
-                          type == DUCK_MSG_REBOOT || type == DUCK_MSG_RESERVE ||
-                          type == DUCK_MSG_COMMIT || type == DUCK_MSG_READ ||
-                          type == DUCK_MSG_OPEN || type == DUCK_MSG_CLOSE;
+                          type == DUCK_MSG_USAGE || type == DUCK_MSG_REBOOT ||
+                          type == DUCK_MSG_RESERVE || type == DUCK_MSG_COMMIT ||
+                          type == DUCK_MSG_READ || type == DUCK_MSG_OPEN || type == DUCK_MSG_CLOSE;
     if (!is_known)
         return fail(error, DUCKHOST_ERR_ARGUMENT, static_cast<int>(duck),
                     "message type %u is not a request", type);

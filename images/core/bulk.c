@@ -23,6 +23,7 @@ static struct duck_done provide(struct duck_core *core, struct core_region *regi
     uint64_t grantable = plat_region_bytes_max(which);
     if (bytes > grantable)
         return done_make(DUCK_ERR_NO_MEMORY, grantable, "the duck has not so much memory left");
+    commit_recall(core);
     if (region->bytes != 0) plat_region_release(which);
     region->bytes = 0;
     region->memory = NULL;
@@ -111,15 +112,7 @@ static void uncommit(struct duck_core *core, uint32_t which, uint64_t begin, uin
     struct core_region *region = &core->region[which];
     ranges_remove(&region->committed, begin, end);
     region->whole = false;
-    for (uint32_t i = 0; i < core->commit_count; i++) {
-        struct core_commit_job *job = &core->commit[i];
-        const struct duck_commit *request = &job->request;
-        if (request->region != which || request->offset >= end ||
-            request->offset + request->bytes <= begin)
-            continue;
-        job->done_bytes = 0;
-        duck_sha256_start(&job->hash);
-    }
+    commit_forget(core, which, begin, end);
 }
 
 static void begin_chunk(struct duck_core *core, struct core_chunk *chunk,

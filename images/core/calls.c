@@ -208,7 +208,8 @@ void calls_receive(struct duck_core *core, const struct core_received *received)
     if (call == NULL) {
         /* Only the next few calls may begin; older ones have left the cache, later ones break the
          * credit. */
-        if (header->sequence - session->completed - 1 >= DUCK_WIRE_CALLS_IN_FLIGHT_MAX) {
+        uint32_t credit = session->is_one_shot ? 1 - session->completed : DUCK_KERNEL_SLOTS;
+        if (header->sequence - session->completed - 1 >= credit) {
             core->stats.dropped_limit++;
             return;
         }

@@ -31,7 +31,7 @@ static struct duck_done may_replace(struct duck_core *core, const struct core_as
 static struct duck_done check_fields(const struct duck_core *core, const struct duck_open *request,
                                      const struct core_association *from) {
     uint32_t cores = plat_core_count();
-    if ((request->flags & ~DUCK_OPEN_TAKEOVER) != 0)
+    if ((request->flags & ~(DUCK_OPEN_TAKEOVER | DUCK_OPEN_ONE_SHOT)) != 0)
         return done_make(DUCK_ERR_BAD_REQUEST, 0, "OPEN: unknown flags");
     if (request->core_count > cores)
         return done_make(DUCK_ERR_BAD_REQUEST, cores, "OPEN: core_count; value = the duck's cores");
@@ -102,12 +102,14 @@ static void prepare(struct duck_core *core, const struct core_received *received
     session->output_stride = whole_pages(request->result_bytes_max);
     session->call_time_limit_ns = request->call_time_limit_ms * UINT64_C(1000000);
     session->started_ns = plat_now_ns();
+    session->is_one_shot = (request->flags & DUCK_OPEN_ONE_SHOT) != 0;
     session->opening = reply_ticket(core, received);
 }
 
 static struct duck_done start(struct duck_core *core, const struct core_received *received,
                               const struct duck_open *request) {
     plat_session_stop();
+    commit_recall(core); /* the session wants all cores */
     prepare(core, received, request);
     struct core_session *session = &core->session;
     struct plat_session_request wanted = {
@@ -116,7 +118,7 @@ static struct duck_done start(struct duck_core *core, const struct core_received
         .calls_bytes = DUCK_KERNEL_SLOTS * (session->input_stride + session->output_stride),
         .scratch_bytes = request->scratch_bytes,
         .core_count = request->core_count != 0 ? request->core_count : plat_core_count(),
-        .run_mode = DUCK_KERNEL_PERSISTENT,
+        .run_mode = session->is_one_shot ? DUCK_KERNEL_ONE_SHOT : DUCK_KERNEL_PERSISTENT,
     };
     uint64_t available = plat_session_bytes_max();
     if (wanted.calls_bytes + wanted.scratch_bytes > available)
@@ -125,6 +127,12 @@ static struct duck_done start(struct duck_core *core, const struct core_received
     struct duck_done done = {0};
     done.status = plat_session_start(&wanted, &session->shared, done.text);
     if (done.status == DUCK_OK) session->state = CORE_STARTING;
+    /* A one-shot kernel starts when its input is there, so OPEN is answered now. */
+    if (done.status == DUCK_OK && session->is_one_shot) {
+        session->state = CORE_SERVING;
+        core->stats.sessions_opened++;
+        core_say(core, "one-shot run prepared");
+    }
     return done;
 }
 
@@ -137,7 +145,8 @@ void compute_open(struct duck_core *core, const struct core_received *received) 
     if (done.status == DUCK_OK) done = check_fields(core, &request, received->from);
     if (done.status == DUCK_OK) done = check_kernel(core);
     if (done.status == DUCK_OK) done = start(core, received, &request);
-    if (done.status != DUCK_OK) reply_finish(core, reply_ticket(core, received), &done);
+    if (done.status != DUCK_OK || core->session.is_one_shot)
+        reply_finish(core, reply_ticket(core, received), &done);
 }
 
 /* ---- CLOSE ----------------------------------------------------------------------------------- */
@@ -248,10 +257,40 @@ static void starting_tick(struct duck_core *core, uint64_t now) {
     reply_finish(core, session->opening, &done);
 }
 
+/* Every entry has returned, or a fault ended the run. */
+static void one_shot_ended(struct duck_core *core, const struct duck_fault *end, uint64_t now) {
+    const struct duck_kernel_mailbox *mailbox = core->session.shared.mailbox;
+    if (end->fault_kind != DUCK_FAULT_EXITED || end->address != 0) {
+        compute_fault(core, end);
+        return;
+    }
+    int32_t init_status = __atomic_load_n(&mailbox->init_status, __ATOMIC_ACQUIRE);
+    if (init_status > 0) {
+        struct duck_done words = kernel_words(core, DUCK_ERR_KERNEL_REFUSED);
+        compute_fault_named(core, DUCK_ERR_KERNEL_REFUSED, words.text);
+        return;
+    }
+    calls_complete(core, now);
+    if (core->session.state != CORE_SERVING) return;
+    core->session.is_over = core->session.completed == 1;
+    if (!core->session.is_over)
+        compute_fault_named(core, DUCK_ERR_KERNEL_FAULT, "the kernel returned without a result");
+    else
+        core_say(core, "one-shot run finished");
+}
+
+static uint64_t one_shot_tick(struct duck_core *core, uint64_t now) {
+    struct duck_fault end;
+    if (core->session.is_over) return UINT64_MAX;
+    if (plat_session_ended(&end)) one_shot_ended(core, &end, now);
+    return core->session.state == CORE_SERVING ? calls_tick(core, now) : UINT64_MAX;
+}
+
 uint64_t compute_tick(struct duck_core *core, uint64_t now) {
     struct core_session *session = &core->session;
     struct duck_fault fault;
     if (!compute_is_open(core)) return UINT64_MAX;
+    if (session->is_one_shot) return one_shot_tick(core, now);
     bool ended = plat_session_ended(&fault);
     if (session->state == CORE_STARTING) starting_tick(core, now);
     if (session->state == CORE_SERVING) calls_complete(core, now);

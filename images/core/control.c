@@ -50,8 +50,26 @@ void control_log(struct duck_core *core, const struct core_received *received) {
 
 void control_stats(struct duck_core *core, const struct core_received *received) {
     core->stats.uptime_ns = plat_now_ns() - core->start_ns;
+    plat_stats(&core->stats);
     packet_send(core, received->from, DUCK_MSG_STATS, received->header->sequence, &core->stats,
                 sizeof core->stats);
+}
+
+static uint32_t usage_state(const struct core_session *session) {
+    switch (session->state) {
+    case CORE_FAULTED: return DUCK_USAGE_FAULTED;
+    case CORE_CLOSED: return session->started_ns != 0 ? DUCK_USAGE_ENDED : DUCK_USAGE_NONE;
+    default: return session->is_over ? DUCK_USAGE_ENDED : DUCK_USAGE_RUNNING;
+    }
+}
+
+void control_usage(struct duck_core *core, const struct core_received *received) {
+    const struct core_session *session = &core->session;
+    struct duck_usage usage = {.state = usage_state(session)};
+    if (usage.state != DUCK_USAGE_NONE) plat_session_usage(&usage);
+    if (usage.state == DUCK_USAGE_FAULTED) usage.fault = session->fault;
+    packet_send(core, received->from, DUCK_MSG_USAGE, received->header->sequence, &usage,
+                sizeof usage);
 }
 
 void control_reboot(struct duck_core *core, const struct core_received *received) {

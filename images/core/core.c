@@ -25,6 +25,7 @@ static const struct message_rule rules[64] = {
     [DUCK_MSG_PING] = {.handle = control_ping, .bytes = sizeof(struct duck_ping)},
     [DUCK_MSG_LOG] = {.handle = control_log, .bytes = sizeof(struct duck_log_request)},
     [DUCK_MSG_STATS] = {.handle = control_stats, .bytes = sizeof(struct duck_stats)},
+    [DUCK_MSG_USAGE] = {.handle = control_usage, .bytes = sizeof(struct duck_usage)},
     [DUCK_MSG_REBOOT] = {.handle = control_reboot, .bytes = sizeof(struct duck_done)},
     [DUCK_MSG_DOMAIN_KEY] = {.handle = domain_key, .bytes = sizeof(struct duck_domain_key)},
     [DUCK_MSG_REKEY] = {.handle = association_rekey, .bytes = sizeof(struct duck_rekey)},
@@ -115,7 +116,8 @@ uint64_t core_tick(struct duck_core *core) {
     uint64_t forget = handshake_tick(core, now);
     if (forget < next) next = forget;
     if (results_step(core)) next = 0;
-    if (commit_step(core)) next = 0;
+    uint64_t hash_at = commit_step(core, now);
+    if (hash_at < next) next = hash_at;
     if (core->reboot_at_ns != 0) {
         if (now >= core->reboot_at_ns) {
             core_stop(core);
@@ -129,6 +131,7 @@ uint64_t core_tick(struct duck_core *core) {
 }
 
 void core_stop(struct duck_core *core) {
+    commit_recall(core);
     plat_session_stop();
     core->session.state = CORE_CLOSED;
 }

@@ -39,8 +39,9 @@
 #define CORE_KNOWN_HOSTS 4u
 #define CORE_REPLIES 32u /* remembered replies per association */
 #define CORE_COMMITS 16u /* COMMITs waiting for their hash */
-/* Hashed between two looks at the network: about 1 ms. */
+/* Hashed between two looks at the network, or until a recall is seen: about 1 ms. */
 #define CORE_HASH_STEP_BYTES (256u << 10)
+#define CORE_HASH_LOOK_NS 200000ull /* how often a hash on another core is looked at */
 #define CORE_CHUNK_FRAGMENTS_MAX (DUCK_WIRE_WRITE_CHUNK_BYTES / 64u)
 #define CORE_SCRATCH_BYTES_MAX (4ull << 30)
 #define CORE_CALL_TIME_LIMIT_MS_MAX 600000u
@@ -158,8 +159,12 @@ struct core_region {
 struct core_commit_job {
     struct core_ticket ticket;
     struct duck_commit request;
-    uint64_t done_bytes;
     uint32_t generation; /* of the region */
+    bool is_away;        /* a spare core hashes: `memory`, `done_bytes` and `hash` are its own */
+    uint32_t is_back;    /* owner: the spare core, which sets it when it lets go */
+    uint32_t recall;     /* owner: this core. 1: let go after the present step */
+    const uint8_t *memory;
+    uint64_t done_bytes;
     duck_sha256 hash;
 };
 
@@ -211,6 +216,8 @@ struct core_session {
     uint64_t input_stride, output_stride; /* of the slots in the calls buffer */
     uint64_t call_time_limit_ns;
     uint64_t started_ns;
+    bool is_one_shot;
+    bool is_over; /* one-shot: every entry has returned, the result may still be asked for */
     struct core_ticket opening;
     struct plat_session_memory shared;
     uint32_t published, completed; /* call numbers */
@@ -242,8 +249,8 @@ struct duck_core {
     struct core_association association[CORE_ASSOCIATIONS];
     struct core_domain domain[CORE_DOMAINS];
     struct core_region region[DUCK_REGION_COUNT];
-    uint32_t commit_count;
-    struct core_commit_job commit[CORE_COMMITS]; /* first in, first hashed */
+    uint32_t commit_first, commit_count; /* a ring: first in, first answered */
+    struct core_commit_job commit[CORE_COMMITS];
     struct core_session session;
     struct core_log log;
 };

@@ -78,6 +78,7 @@ struct duck_done done_make(enum duck_status status, uint64_t value, const char *
 void control_ping(struct duck_core *core, const struct core_received *received);
 void control_log(struct duck_core *core, const struct core_received *received);
 void control_stats(struct duck_core *core, const struct core_received *received);
+void control_usage(struct duck_core *core, const struct core_received *received);
 void control_reboot(struct duck_core *core, const struct core_received *received);
 void core_say(struct duck_core *core, const char *words);
 void core_say_text(struct duck_core *core, const struct text *text);
@@ -86,7 +87,12 @@ void bulk_reserve(struct duck_core *core, const struct core_received *received);
 void bulk_write(struct duck_core *core, const struct core_received *received);
 void bulk_read(struct duck_core *core, const struct core_received *received);
 void commit_request(struct duck_core *core, const struct core_received *received);
-bool commit_step(struct duck_core *core); /* true: more to hash */
+/* Hash a step, or look after what other cores hash. Returns when to call again, as core_tick. */
+uint64_t commit_step(struct duck_core *core, uint64_t now);
+/* Other cores let go of every hash; what they have done of it is kept. */
+void commit_recall(struct duck_core *core);
+/* [begin, end) of a region changes: hashes over it begin again. */
+void commit_forget(struct duck_core *core, uint32_t region, uint64_t begin, uint64_t end);
 
 void compute_open(struct duck_core *core, const struct core_received *received);
 void compute_close(struct duck_core *core, const struct core_received *received);

@@ -58,10 +58,15 @@ enum duck_status plat_session_start(const struct plat_session_request *request,
 /* True when the session is over; `verdict` then says why (status, fault_kind, core, address,
  * instruction, text). */
 bool plat_session_ended(struct duck_fault *verdict);
-void plat_session_wake(void); /* mailbox->call_published or ->stop has changed */
+/* mailbox->call_published or ->stop has changed. A one-shot kernel is entered by the first wake. */
+void plat_session_wake(void);
 /* When the kernel began and finished a call; zero where the platform does not know. */
 void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t *end_ns);
 void plat_session_stop(void); /* ends it whatever the kernel does; harmless when none runs */
+/* Fill what is known of the present or last session; state, fault and zeros are there already. */
+void plat_session_usage(struct duck_usage *usage);
+/* Fill the last five counters, where the platform has them. */
+void plat_stats(struct duck_stats *stats);
 
 /* Fill what the machine knows of struct duck_info: platform, cpu_model, cpu_features, core_count,
  * memory_bytes, mtu_bytes, link_mbps, temperature_mc, mac_address, huge_pages, poll_policy,
@@ -69,6 +74,9 @@ void plat_session_stop(void); /* ends it whatever the kernel does; harmless when
 void plat_describe(uint16_t interface, struct duck_info *info);
 uint32_t plat_cpu_features(void);
 uint32_t plat_core_count(void);
+
+/* Run work(argument) once on a core that has nothing to do; false: there is none. */
+bool plat_spare_core_run(void (*work)(void *argument), void *argument);
 
 void plat_log(const char *line, size_t bytes); /* one line, without the newline */
 void plat_reboot(void);

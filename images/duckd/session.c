@@ -36,6 +36,13 @@ static struct {
     uint32_t seen_completed;
 } session;
 
+/* Of the present or last session, for USAGE. */
+static struct {
+    uint64_t start_ns; /* the kernel may have been entered from then on; 0 = never */
+    uint64_t end_ns;
+    struct session_shared shared; /* as it was at the end */
+} last;
+
 static struct {
     enum duck_poll_policy poll;
     bool pin;
@@ -110,6 +117,10 @@ static _Noreturn void become_child(bool with_weights) {
 }
 
 static void forget(void) {
+    if (session.shared != NULL) {
+        last.shared = *session.shared;
+        last.end_ns = plat_now_ns();
+    }
     if (session.shared != NULL) munmap(session.shared, SESSION_SHARED_BYTES);
     if (session.calls != NULL) munmap(session.calls, session.calls_bytes);
     if (session.shared_fd >= 0) close(session.shared_fd);
@@ -142,6 +153,7 @@ enum duck_status plat_session_start(const struct plat_session_request *request,
     }
     session.pid = pid;
     session.alive = true;
+    last.start_ns = request->run_mode == DUCK_KERNEL_PERSISTENT ? plat_now_ns() : 0;
     memory_session_take(request->calls_bytes + request->scratch_bytes);
     memory->mailbox = session.mailbox;
     memory->calls = session.calls;
@@ -222,6 +234,7 @@ bool plat_session_ended(struct duck_fault *verdict) {
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 void plat_session_wake(void) {
+    if (last.start_ns == 0) last.start_ns = plat_now_ns();
     if (session.shared == NULL || fixed.poll != DUCK_POLL_BLOCK) return;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (__atomic_load_n(&session.shared->sleepers, __ATOMIC_RELAXED) != 0)
@@ -234,6 +247,34 @@ void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t 
     if (time.number != call_number) return;
     *start_ns = time.start_ns;
     *end_ns = time.end_ns;
+}
+
+/* The child measures, within what duckd has seen itself: the kernel could have written anything
+ * there. */
+void plat_session_usage(struct duck_usage *usage) {
+    const struct session_shared *shared = session.shared != NULL ? session.shared : &last.shared;
+    struct session_shared copy;
+    memcpy(&copy, shared, sizeof copy);
+    uint64_t end_ns = session.shared != NULL ? plat_now_ns() : last.end_ns;
+    usage->run_mode = copy.setup.run_mode;
+    usage->memory_peak_bytes = copy.memory_used_bytes;
+    if (last.start_ns == 0) return;
+    usage->wall_ns = end_ns - last.start_ns;
+    bool is_possible = copy.entered_ns >= last.start_ns && copy.returned_ns >= copy.entered_ns &&
+                       copy.returned_ns <= end_ns;
+    if (!is_possible) return;
+    usage->wall_ns = copy.returned_ns - copy.entered_ns;
+    usage->cycles = copy.returned_tsc - copy.entered_tsc;
+}
+
+/* The host's packets and the kernel share no clock edge that a process could see. */
+void plat_stats(struct duck_stats *stats) { (void)stats; }
+
+/* Other cores are the session's; the system shares them out. */
+bool plat_spare_core_run(void (*work)(void *argument), void *argument) {
+    (void)work;
+    (void)argument;
+    return false;
 }
 
 /* ---- waiting for it -------------------------------------------------------------------------- */

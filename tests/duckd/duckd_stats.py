@@ -1,4 +1,4 @@
-"""The counters of STATS in the order of the wire, told once more than in wire.h on purpose."""
+"""The numbers of STATS and USAGE in the order of the wire, told apart from wire.h on purpose."""
 
 from __future__ import annotations
 
@@ -31,4 +31,25 @@ STATS_FIELDS = [
     "sessions_opened",
     "sessions_faulted",
     "uptime_ns",
+    "start_cycles_total",
+    "reply_cycles_total",
+    "ring_switches",
+    "interrupts",
+    "allocations",
+]
+
+USAGE_BYTES = 296
+USAGE_FIELDS = [
+    "state",
+    "run_mode",
+    "wall_ns",
+    "cycles",
+    "instructions",
+    "memory_peak_bytes",
+    "tsc_hz",
+    "start_cycles_max",
+    "reply_cycles_max",
+    "ring_switches_first",
+    "ring_switches_others",
+    "interrupts",
 ]

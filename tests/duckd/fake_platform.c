@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_platform.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +112,38 @@ void plat_session_wake(void) { fake.wakes++; }
 void plat_session_call_times(uint32_t call_number, uint64_t *start_ns, uint64_t *end_ns) {
     (void)call_number;
     *start_ns = *end_ns = 0;
+}
+
+void plat_session_usage(struct duck_usage *usage) {
+    usage->run_mode = fake.request.run_mode;
+    usage->cycles = 12345;
+}
+
+void plat_stats(struct duck_stats *stats) { stats->ring_switches = 7; }
+
+/* A thread for each piece of work, when the test wants that. */
+struct fake_work {
+    void (*function)(void *argument);
+    void *argument;
+};
+
+static void *spare_core(void *given) {
+    struct fake_work work = *(struct fake_work *)given;
+    free(given);
+    work.function(work.argument);
+    return NULL;
+}
+
+bool plat_spare_core_run(void (*function)(void *argument), void *argument) {
+    pthread_t thread;
+    if (!fake.has_spare_cores) return false;
+    struct fake_work *work = malloc(sizeof *work);
+    if (work == NULL) abort();
+    *work = (struct fake_work){function, argument};
+    if (pthread_create(&thread, NULL, spare_core, work) != 0) abort();
+    if (pthread_detach(thread) != 0) abort();
+    fake.spare_core_runs++;
+    return true;
 }
 
 void plat_session_stop(void) {

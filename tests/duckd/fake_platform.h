@@ -24,7 +24,8 @@ struct fake_platform {
     bool session_runs;
     bool session_dies; /* report `verdict` at the next look */
     struct duck_fault verdict;
-    uint32_t sessions_started, wakes, reboots;
+    bool has_spare_cores;
+    uint32_t sessions_started, wakes, reboots, spare_core_runs;
     struct plat_session_request request;
     struct plat_session_memory session;
     uint32_t sent_count;

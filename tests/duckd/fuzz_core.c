@@ -109,6 +109,7 @@ static uint32_t plausible(const struct fake_host *host, uint8_t type, uint8_t *p
     case DUCK_MSG_PING: return sizeof(struct duck_ping);
     case DUCK_MSG_LOG: return sizeof(struct duck_log_request);
     case DUCK_MSG_STATS: return sizeof(struct duck_stats);
+    case DUCK_MSG_USAGE: return sizeof(struct duck_usage);
     case DUCK_MSG_READ: {
         struct duck_read read = {.region = fake_below(2), .bytes = 64, .offset = fake_below(9000)};
         memcpy(payload, &read, sizeof read);
@@ -185,7 +186,8 @@ static void send_mutated(void) {
         DUCK_MSG_PING,  DUCK_MSG_LOG,  DUCK_MSG_STATS, DUCK_MSG_RESERVE, DUCK_MSG_WRITE,
         DUCK_MSG_WRITE, DUCK_MSG_READ, DUCK_MSG_OPEN,  DUCK_MSG_COMMIT,  DUCK_MSG_COMMIT,
         DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_NACK,    DUCK_MSG_QUERY,
-        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT};
+        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT,
+        DUCK_MSG_USAGE};
     static uint8_t packet[DUCK_WIRE_PACKET_BYTES_MAX + 64];
     struct fake_host *host = &hosts[fake_below(HOSTS)];
     uint8_t *payload = packet + sizeof(struct duck_packet_header);

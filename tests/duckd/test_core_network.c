@@ -427,6 +427,40 @@ static void test_write_during_hash_restarts_it(void) {
     CHECK_EQUAL(DUCK_OK, done.status);
 }
 
+/* Two pieces hashed by other cores, one of them written meanwhile: all are right, in order. */
+static void test_hashes_on_other_cores(void) {
+    static uint8_t bytes[1 << 20];
+    const uint32_t piece = 1 << 19;
+    struct duck_done done;
+    fake_core_start(seed);
+    host_make(&a, 1000, false);
+    host_join(&a);
+    for (uint32_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)fake_random();
+    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
+    fake.has_spare_cores = true;
+    fake_forget_sent();
+    bytes[piece + 3] ^= 1; /* written in the middle of the hash */
+    for (uint32_t i = 0; i < 2; i++) {
+        struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS,
+                                     .flags = i == 1 ? DUCK_COMMIT_LAST : 0,
+                                     .offset = (uint64_t)i * piece,
+                                     .bytes = piece};
+        duck_sha256 hash;
+        duck_sha256_start(&hash);
+        duck_sha256_add(&hash, bytes + commit.offset, piece);
+        duck_sha256_end(&hash, commit.sha256);
+        host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
+    }
+    core_tick(&core);
+    CHECK_EQUAL(2, fake.spare_core_runs);
+    a.writes++;
+    send_chunk_part(bytes + piece, 64, piece, 0, 64);
+    while (core.commit_count != 0) core_tick(&core);
+    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
+    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
+    CHECK_EQUAL(DUCK_OK, done.status);
+}
+
 /* ---- the rest ---------------------------------------------------------------------------------
  */
 
@@ -474,6 +508,7 @@ int main(int count, char **words) {
         test_acknowledgements_are_no_longer_than_what_came,
         test_commit_pieces_and_gaps,
         test_write_during_hash_restarts_it,
+        test_hashes_on_other_cores,
         test_reboot_comes_after_its_answer,
         test_log_wraps,
     };

@@ -65,6 +65,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             *common,
             *own,
             "-l:libbearssl.a",
+            "-pthread",
             "-o",
             built[name],
         ]

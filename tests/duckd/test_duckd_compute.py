@@ -185,7 +185,7 @@ def test_open_is_refused_by_name(duck: DuckProcess, kernel: Kernel) -> None:
         assert client.open().status == wire.NOT_COMMITTED
         client.reserve(wire.WEIGHTS_REGION, 0)
         bad_fields: list[tuple[str, dict[str, int]]] = [
-            ("flags", {"flags": 2}),
+            ("flags", {"flags": 4}),
             ("core_count", {"cores": 2}),
             ("call_bytes_max", {"call_bytes": 0}),
             ("call_bytes_max", {"call_bytes": (32 << 20) + 1}),

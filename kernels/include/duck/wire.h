@@ -74,6 +74,7 @@ enum duck_message_type {
     DUCK_MSG_STATS = 6,   /* S request, padded to the reply's size -> reply: struct duck_stats */
     DUCK_MSG_REBOOT = 7,  /* S request -> DONE, then the duck restarts */
     DUCK_MSG_DONE = 8,    /* S generic reply: struct duck_done */
+    DUCK_MSG_USAGE = 9,   /* S request, padded to the reply's size -> reply: struct duck_usage */
     DUCK_MSG_COOKIE = 10, /* C duck -> host: struct duck_cookie */
     DUCK_MSG_PROOF = 11,  /* C host -> duck: struct duck_proof -> INFO */
     DUCK_MSG_DOMAIN_KEY = 12, /* S struct duck_domain_key -> DONE: the host's key for D packets */
@@ -296,7 +297,13 @@ struct duck_stats {
     uint64_t kernel_ns_total, kernel_ns_max, queue_ns_total;
     uint64_t write_bytes, commits, sessions_opened, sessions_faulted;
     uint64_t uptime_ns;
-    uint64_t reserved[4];
+    /* What the data path costs inside the duck, in TSC cycles (duck_usage.tsc_hz); 0 where the
+     * platform does not measure it. Calls that met a busy kernel are left out of the first. */
+    uint64_t start_cycles_total; /* last packet of a call in memory -> kernel started */
+    uint64_t reply_cycles_total; /* kernel done -> first RESULT packet queued in the NIC */
+    uint64_t ring_switches;      /* entries into ring 3, on all cores */
+    uint32_t interrupts;         /* on all cores; wraps */
+    uint32_t allocations;        /* of region or session memory; wraps */
 };
 static_assert(sizeof(struct duck_stats) == 256, "stats");
 
@@ -400,6 +407,9 @@ struct duck_open {
     uint8_t pad[176];
 };
 static_assert(sizeof(struct duck_open) == 208, "open");
+/* A one-shot run: OPEN is answered when memory is ready, the kernel is entered when CALL 1 is whole,
+ * and RESULT comes when every entry has returned. There is no second call. */
+#define DUCK_OPEN_ONE_SHOT 2u
 /* allowed when the owner is the same host session or was silent for DUCK_OWNER_SILENT_MS */
 #define DUCK_OPEN_TAKEOVER 1u
 #define DUCK_OWNER_SILENT_MS 3000u
@@ -438,5 +448,31 @@ enum duck_fault_kind {
     DUCK_FAULT_EXITED = 7,
     DUCK_FAULT_KILLED = 8
 };
+
+enum duck_usage_state {
+    DUCK_USAGE_NONE = 0, /* no compute session since the duck's start */
+    DUCK_USAGE_RUNNING = 1,
+    DUCK_USAGE_ENDED = 2, /* closed, or a one-shot run that finished */
+    DUCK_USAGE_FAULTED = 3
+};
+
+/* What the present or else the last compute session has used. Zero: not known. */
+struct duck_usage {
+    uint32_t state;        /* enum duck_usage_state */
+    uint32_t run_mode;     /* enum duck_kernel_run_mode */
+    uint64_t wall_ns;      /* first core entered -> last core left, or now */
+    uint64_t cycles;       /* the same in TSC cycles */
+    uint64_t instructions; /* retired in the kernel by all cores, where a PMU counts them */
+    /* One-shot: weights, ELF image, and the pages of call buffers, scratch and stacks that hold
+     * anything but zeros at the end. */
+    uint64_t memory_peak_bytes;
+    uint64_t tsc_hz;
+    uint64_t start_cycles_max, reply_cycles_max; /* see duck_stats; of this session */
+    uint64_t ring_switches_first;                /* by the core that polls the NIC as well */
+    uint64_t ring_switches_others;
+    uint64_t interrupts;     /* that hit the kernel */
+    struct duck_fault fault; /* when FAULTED */
+};
+static_assert(sizeof(struct duck_usage) == 296, "usage");
 
 #endif

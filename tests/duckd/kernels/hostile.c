@@ -112,6 +112,8 @@ static void memory_attack(uint32_t attack, context_pointer context, struct duck_
     case 52: fill(context->calls, context->calls_bytes); break;
     case 53: __asm__ volatile("pushq $0\n ret"); break;                      /* return to nowhere */
     case 54: fill(context->calls, context->calls_bytes + (1u << 20)); break; /* and beyond */
+    case 55: context->scratch[context->scratch_bytes] = 1; break;
+    case 56: fill(context->scratch, 10 * 4096); break;
     default: break;
     }
 }
