@@ -11,6 +11,7 @@
 #include "cpu/cpu.h"
 #include "cpu/power.h"
 #include "cpu/trap.h"
+#include "duck_main.h"
 #include "memory/memory.h"
 #include "time/timer.h"
 #include "time/watchdog.h"
@@ -39,5 +40,5 @@ void duckos_main(void) {
     interrupts_on();
     watchdog_start(); /* from here on, a hanging loop reboots */
     klog("duckos: up after %zu us", (size_t)(timer_now_ns() / 1000));
-    for (;;) timer_sleep_until(UINT64_MAX);
+    duck_main(); /* network, then the duck's life */
 }

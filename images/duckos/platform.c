@@ -70,6 +70,8 @@ void plat_describe(uint16_t interface, struct duck_info *info) {
     info->mtu_bytes = net->mtu_bytes;
     info->link_mbps = net->link_mbps;
     memcpy(info->mac_address, net->mac, sizeof info->mac_address);
+    memcpy(info->nic_driver, net->driver, sizeof info->nic_driver);
+    if (net->unproven) info->flags |= DUCK_INFO_NIC_UNPROVEN;
 }
 
 /* ---- log and reboot -------------------------------------------------------------------------- */

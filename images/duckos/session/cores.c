@@ -29,10 +29,20 @@ static void prepare_cpu(void *unused) {
     ring_prepare_cpu(&ring_cpu[cpu_index()]);
 }
 
+/* What it did before (boot, a hash for COMMIT) may need a moment to end. */
+static bool run_when_idle(uint32_t cpu, void (*function)(void *argument), void *argument) {
+    uint64_t deadline = timer_now_ns() + SESSION_STOP_LIMIT_NS;
+    while (!cpu_run(cpu, function, argument)) {
+        if (timer_now_ns() >= deadline) return false;
+        __builtin_ia32_pause();
+    }
+    return true;
+}
+
 void cores_init(void) {
     prepare_cpu(NULL);
     for (uint32_t cpu = 1; cpu < cpu_count(); cpu++) {
-        if (!cpu_run(cpu, prepare_cpu, NULL)) panic("core %u is not idle at the start", cpu);
+        if (!run_when_idle(cpu, prepare_cpu, NULL)) panic("core %u is not idle at the start", cpu);
         while (!cpu_idle(cpu)) __builtin_ia32_pause();
     }
 }
@@ -200,11 +210,10 @@ bool cores_enter(void) {
     cpu_state_save(vectors);
     for (uint32_t i = 0; i < session.core_count; i++) {
         struct session_core *core = &session.core[i];
-        /* A spare core that hashed until just now needs a moment to be idle. */
-        uint64_t deadline = timer_now_ns() + SESSION_STOP_LIMIT_NS;
-        if (core->cpu == 0) pmu_start();
-        while (core->cpu != 0 && !cpu_run(core->cpu, core_main, core))
-            if (timer_now_ns() >= deadline) return false;
+        if (core->cpu == 0)
+            pmu_start();
+        else if (!run_when_idle(core->cpu, core_main, core))
+            return false;
     }
     return true;
 }

@@ -61,11 +61,12 @@ struct session {
 extern struct session session;
 
 /* ---- cores.c --------------------------------------------------------------------------------- */
-void cores_init(void);  /* every CPU learns where SYSCALL leads; once */
-bool cores_enter(void); /* all of the session's cores; false: one is not idle */
-bool cores_step(void);  /* core 0 in ring 3 for a while; false: it has no work */
-void cores_leave(void); /* returns when none is in ring 3 any more */
-void cores_wake(void);  /* those that wait in the OS look again */
+void cores_init(void);      /* every CPU learns where SYSCALL leads; once */
+bool cores_enter(void);     /* all of the session's cores; false: one is not idle */
+bool cores_step(void);      /* core 0 in ring 3 for a while; false: it has no work */
+bool cores_are_quiet(void); /* nothing for the main loop since the last look; interrupts off */
+void cores_leave(void);     /* returns when none is in ring 3 any more */
+void cores_wake(void);      /* those that wait in the OS look again */
 void cores_end(const struct duck_fault *verdict); /* on any core; the first verdict wins */
 
 /* ---- memory.c -------------------------------------------------------------------------------- */
