@@ -61,6 +61,7 @@ COMMANDS = (
     CommandEntry("doctor", "doctor", "Look at this host: what is not as a fleet needs it."),
     CommandEntry("health", "health", "Ask every duck how it is."),
     CommandEntry("power", "power", "Switch ducks on and off, or restart them by their switch."),
+    CommandEntry("run", "run", "Run one kernel once on one duck, with a verdict."),
     CommandEntry("bench", "bench", "Measure kernels, transport and the whole."),
     CommandEntry("plan", "plan", "Predict what a fleet would give."),
 )

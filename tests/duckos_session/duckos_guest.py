@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 from duckd_client import KERNEL_REGION, Client
-from duckd_process import write_key
+from duckd_crypto import FleetKey
 
 from duckctl.native import native_path
 
@@ -20,9 +20,11 @@ READY_LIMIT_S = 60.0
 LOOK_S = 0.02
 QEMU = "qemu-system-x86_64"
 
+chosen_image: Path | None = None  # set by pytest --duckos
+
 
 def image() -> Path:
-    return native_path("duckos.img")
+    return chosen_image or native_path("duckos.img")
 
 
 def need_qemu() -> None:
@@ -30,14 +32,17 @@ def need_qemu() -> None:
         pytest.skip(f"{QEMU} is missing (Debian: qemu-system-x86)")
 
 
-def free_udp_port() -> int:
+def free_udp_port(address: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 class DuckosGuest:
-    """A running guest; ``facts`` are the words of its ready line."""
+    """A running guest; ``facts`` are the words of its ready line.
+
+    ``public``: the fleet's public key in hex; without it the guest obeys ``key``.
+    """
 
     def __init__(
         self,
@@ -48,46 +53,49 @@ class DuckosGuest:
         poll: str = "hlt",
         nic: str = "virtio-net-pci",
         name: str = "d01",
+        address: str = "127.0.0.1",
+        may_reboot: bool = False,
+        public: str = "",
         options: str = "",
     ) -> None:
-        self.keys = write_key(folder)
+        self.key = FleetKey()
         self.name = name
-        self.port = free_udp_port()
+        self.port = free_udp_port(address)
         self.serial = folder / f"{name}.serial"
         self.serial.touch()
-        words = f"name={name} poll={poll} console=serial {self.trust_options()} {options}"
-        forward = f"hostfwd=udp:127.0.0.1:{self.port}-:7211"
+        words = f"name={name} poll={poll} console=serial {options}"
+        words += f" fleet_public={public or self.key.public.hex()}"
+        forward = f"hostfwd=udp:{address}:{self.port}-:7211"
         command = [
             *(QEMU, "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
-            *("-smp", str(cores), "-m", memory, "-nodefaults", "-display", "none", "-no-reboot"),
+            *("-smp", str(cores), "-m", memory, "-nodefaults", "-display", "none"),
+            *(() if may_reboot else ("-no-reboot",)),
             *("-serial", f"file:{self.serial}", "-kernel", str(image()), "-append", words),
             *("-netdev", f"user,id=n0,restrict=off,{forward}", "-device", f"{nic},netdev=n0"),
         ]
         self.errors = (folder / f"{name}.qemu").open("wb+")
         self.process = subprocess.Popen(command, stdout=self.errors, stderr=self.errors)
-        self.facts = dict(
-            word.split("=", 1) for word in self._wait_for("duckos ready").split() if "=" in word
-        )
+        line = self.wait_for_boot(1)
+        self.facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
 
-    def trust_options(self) -> str:
-        return f"fleet_public={self.keys[1].hex()}"
-
-    def _wait_for(self, words: str) -> str:
+    def wait_for_boot(self, count: int) -> str:
+        """The count-th ready line; fails when the guest ends or is silent for too long."""
         deadline = time.monotonic() + READY_LIMIT_S
         while time.monotonic() < deadline:
-            for line in self.serial.read_text(errors="replace").splitlines():
-                if words in line:
-                    return line
+            lines = self.serial.read_text(errors="replace").splitlines()
+            ready = [line for line in lines if "duckos ready" in line]
+            if len(ready) >= count:
+                return ready[count - 1]
             assert self.process.poll() is None, self.said()
             time.sleep(LOOK_S)
-        raise AssertionError(f"no '{words}' in {READY_LIMIT_S} s: {self.said()}")
+        raise AssertionError(f"not ready in {READY_LIMIT_S} s: {self.said()}")
 
     def said(self) -> str:
         self.errors.seek(0)
         return self.serial.read_text(errors="replace")[-4000:] + self.errors.read().decode()
 
     def client(self, *, domain_session: int = 0) -> Client:
-        return Client(self.port, self.keys[1], domain_session=domain_session).hello()
+        return Client(self.port, self.key, domain_session=domain_session).hello()
 
     def serving(self, kernel: bytes, **open_fields: int) -> Client:
         """A client with an open compute session of this kernel."""

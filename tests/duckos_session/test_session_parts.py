@@ -28,7 +28,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("session") / "parts"
     sources = [SESSION / f"{name}.c" for name in ("areas", "layout", "verdict", "stub")]
     sources += [ROOT / "images/core" / f"{name}.c" for name in ("elf", "text")]
-    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", *SANITIZE, *WARNINGS, *INCLUDES]
+    command = [
+        "gcc",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        *SANITIZE,
+        *WARNINGS,
+        *INCLUDES,
+    ]
     command += [str(HERE / "test_session_parts.c"), *map(str, sources), "-pthread"]
     subprocess.run([*command, "-o", str(target)], check=True)
     return target

@@ -1,0 +1,1 @@
+"""One kernel, one input, one verdict: one-shot runs on any duck."""

@@ -1,0 +1,28 @@
+"""Limits as people write them: 64M, 1.5G, 2s, 500ms."""
+
+from __future__ import annotations
+
+import re
+
+from duckctl.errors import UsageError
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m)?", re.IGNORECASE)
+UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000}
+
+
+def size_bytes(text: str, option: str) -> int:
+    """ "64M" -> 67108864; units K, M, G are powers of 1024. Raises UsageError."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{option} {text}: expected a size like 64M, 1.5G or 65536")
+    return int(float(match[1]) * UNIT_BYTES[match[2].upper()])
+
+
+def time_ms(text: str, option: str) -> int:
+    """ "1.5s" -> 1500; without a unit the number counts seconds. Raises UsageError."""
+    match = TIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{option} {text}: expected a time like 500ms, 10s or 2m")
+    return max(1, round(float(match[1]) * UNIT_MS[(match[2] or "s").lower()]))
