@@ -23,7 +23,9 @@
 #define ANSWER_WAIT_MS 2000
 #define RENEW_RETRY_MS 10000
 #define LEASE_S_MAX 0x7fffffffu /* "for ever" and what lies near it */
+#ifndef LEASE_S_MIN
 #define LEASE_S_MIN 30u
+#endif
 
 uint64_t now_ms(void) {
     struct timespec now;
