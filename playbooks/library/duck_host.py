@@ -1,7 +1,7 @@
 """Ansible module: what the roles need to know of a host, in one visit. It changes nothing.
 
 Result: ``ports`` of the domains; ``keep_interfaces``, by which this host is reached (those of
-default routes, and the one with ``connection_address``); ``cpus``; the kernel's ``cmdline``,
+default routes, and ``connection_interfaces`` with ``connection_address``); ``cpus``; the kernel's ``cmdline``,
 ``isolated`` and ``nohz_full``; ``hugepages`` as {node: {kB: count}}.
 """
 
@@ -70,13 +70,14 @@ def main() -> None:
         ports[-1]["neighbours"] = neighbours
     if problems:
         module.fail_json(msg="; ".join(problems), ports=ports)
-    keep = interfaces_with(module, module.params["connection_address"])
-    keep |= default_route_interfaces(sysfs)
+    connection = interfaces_with(module, module.params["connection_address"])
+    keep = connection | default_route_interfaces(sysfs)
     cpu = "/sys/devices/system/cpu"
     module.exit_json(
         changed=False,
         ports=ports,
         keep_interfaces=sorted(keep),
+        connection_interfaces=sorted(connection),
         cpus=[int(n[3:]) for n in sysfs.names(cpu) if n[:3] == "cpu" and n[3:].isdigit()],
         cmdline=sysfs.read("/proc/cmdline"),
         isolated=sysfs.read(f"{cpu}/isolated"),

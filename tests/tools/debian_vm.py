@@ -1,7 +1,8 @@
 """One Debian machine in QEMU (TCG): debian_image's disk, an emulated Intel IOMMU, ssh on loopback.
 
 Ports: management (user-mode network), two ports in IOMMU groups of their own, and one that shares
-its group with another device, behind a PCI bridge.
+its group with another device, behind a PCI bridge. On loopback, ``port`` leads to ssh (TCP) and to
+a duckd (UDP).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from debian_image import MANAGEMENT_MAC, debian_image
 
 MEMORY_MIB = 1024
+DUCK_PORT = 7211
 BOOT_S_MAX = 240.0
 PORTS = ("0000:00:11.0", "0000:00:12.0")
 SHARED_PORT = "0000:02:01.0"
@@ -28,11 +30,12 @@ def free_port() -> int:
 
 def qemu_command(disk: Path, port: int, log: Path) -> list[str]:
     # No -enable-kvm: where tests run it is not to be had. -snapshot: the image stays as it is.
+    forward = f",hostfwd=udp:127.0.0.1:{port}-:{DUCK_PORT}"
     words = f"""
         qemu-system-x86_64 -machine q35,accel=tcg -cpu max -smp 2 -m {MEMORY_MIB} -snapshot
         -nodefaults -display none -serial file:{log} -device intel-iommu,intremap=off
         -drive file={disk},format=raw,if=none,id=disk -device virtio-blk-pci,drive=disk,addr=0xf
-        -netdev user,id=m,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22
+        -netdev user,id=m,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22{forward}
         -device virtio-net-pci,netdev=m,mac={MANAGEMENT_MAC},addr=0x10,romfile=
         -device pcie-root-port,id=root,chassis=9,addr=0x13
         -device pcie-pci-bridge,id=bridge,bus=root
