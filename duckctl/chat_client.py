@@ -104,6 +104,31 @@ class ChatClient:
         except ValueError:
             raise DuckError(f"what answers at {self.url} is no server of duckctl") from None
 
+    def set_trace(self, calls: int) -> bool:
+        """Let the server keep the last expert calls; False when it has none (no ducks)."""
+        response = self._ask("PUT", "/trace", {"calls": calls})
+        if response.status_code in (404, 405, 501):  # an older server, or another one
+            return False
+        if response.status_code != 200:
+            raise _refusal(response)
+        return True
+
+    def trace(self) -> dict[str, Any]:
+        """The server's trace document (docs/reference/api.md)."""
+        response = self._ask("GET", "/trace")
+        if response.status_code != 200:
+            raise _refusal(response)
+        document: dict[str, Any] = response.json()
+        return document
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+        import httpx
+
+        try:
+            return self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
+
     def stream(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Answer:
         """Parts of the answer as they come, then one ChatEnd.
 

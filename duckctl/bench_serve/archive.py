@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from duckctl.bench_serve.cases import Case
+from duckctl.bench_serve.live_trace import call_bars, shifted
 from duckctl.bench_serve.measure import Sample
 from duckctl.bench_serve.statistics import Summary, summarise
 from duckctl.errors import UsageError
@@ -186,8 +187,7 @@ def tpot_chart(result: CaseResult) -> Chart:
 def request_bars(sample: Sample) -> list[Bar]:
     """A request on one time axis: prefill, then each step on the lanes that gave tokens.
 
-    What the ducks did is known for the whole request only (their counters), so it is told as facts
-    of the request and not drawn at invented times.
+    With the server's trace of the calls: what host, transport and every duck did meanwhile.
     """
     end_s = sample.ttft_s + sample.tokens[-1].engine_s
     facts = sample.stages.document() if sample.stages else {}
@@ -202,4 +202,7 @@ def request_bars(sample: Sample) -> list[Bar]:
         bars.append(Bar("request", lane, f"token {index}", sample.ttft_s + step_s, duration_s))
         if not token.accepted:  # a step gives an accepted draft first, then its own token
             step_s = token.engine_s
+    if sample.calls is not None:
+        # Both clocks are the server's: its first token came ttft_s after the request's beginning.
+        bars += shifted(call_bars(sample.calls), sample.first_token_at_s - sample.ttft_s)
     return bars

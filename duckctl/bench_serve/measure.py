@@ -71,6 +71,8 @@ class Sample:
     usage: Mapping[str, Any]
     measured: Mapping[str, Any]
     stages: Stages | None  # None without ducks
+    first_token_at_s: float = 0.0  # by the engine's monotonic clock
+    calls: Mapping[str, Any] | None = None  # the server's trace of this request
 
     @property
     def tpot_s(self) -> float | None:
@@ -124,14 +126,22 @@ class _Collector:
                 self.arrivals.append((token_id, time_s, arrival, is_draft))
 
 
-def measure(client: ChatClient, case: Case, model: str) -> Sample:
-    """Asks once."""
+# A token takes one call per MoE layer and lane: some hundred tokens of the largest model.
+TRACED_CALLS = 32768
+
+
+def measure(client: ChatClient, case: Case, model: str, trace: bool = False) -> Sample:
+    """Asks once; with ``trace`` the server keeps the times of the request's expert calls."""
+    is_traced = trace and client.set_trace(TRACED_CALLS)
     before = duck_counters(client)
     path, body = case.request(model)
     collector = _Collector()
     for document in client.documents(path, body):
         collector.add(document)
     after = duck_counters(client)
+    calls = client.trace() if is_traced else None
+    if is_traced:
+        client.set_trace(0)
     if not collector.arrivals:
         raise ServerError(
             f"case {case.name}: the server sent no token ids",
@@ -154,6 +164,8 @@ def measure(client: ChatClient, case: Case, model: str) -> Sample:
         usage=collector.usage,
         measured=collector.measured,
         stages=stages(before, after, collector.measured),
+        first_token_at_s=first[1],
+        calls=calls,
     )
 
 

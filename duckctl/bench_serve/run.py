@@ -100,7 +100,7 @@ def _run_case(
         measure(client, case, model)
     samples = []
     for repeat in range(1, options.repeats + 1):
-        sample = measure(client, case, model)
+        sample = measure(client, case, model, trace=options.trace and repeat == 1)
         samples.append(sample)
         speed = sample.metrics.get("decode_tokens_per_s")
         told = "" if speed is None else f", decode {speed:.1f} tok/s"

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError
+from host_runtime.experts.call_trace import TRACE_CALLS_MAX, CallRecorder, DuckPlace
 from host_runtime.fleet.cache import CacheConfig, load_cache
 from host_runtime.fleet.config import FleetConfig
 from host_runtime.fleet.connect import connect
@@ -133,6 +135,8 @@ class RemoteExperts:
         options: RemoteOptions | None = None,
     ) -> None:
         self._options = options or RemoteOptions()
+        self._places = [DuckPlace(duck.name, duck.domain) for duck in fleet.ducks]
+        self._recorder: CallRecorder | None = None
         self._cache = load_cache(cache_file)
         kernel = load_kernel_file(kernel_file)
         tokens = min(self._options.tokens_max, _tokens_that_fit(self._cache, self._options))
@@ -193,6 +197,20 @@ class RemoteExperts:
         """Fault injection on this host's ports, for tests and demonstrations."""
         self._transport.set_faults(faults)
 
+    def set_trace(self, calls: int) -> None:
+        """Keep times of the last ``calls`` calls; 0 = none, as at first."""
+        if not 0 <= calls <= TRACE_CALLS_MAX:
+            raise HostError(f"a trace of {calls} calls; 0 to {TRACE_CALLS_MAX} are possible")
+        self._transport.set_trace(calls)
+        self._recorder = CallRecorder(calls) if calls else None
+
+    def trace(self) -> list[dict[str, Any]]:
+        """The kept calls, oldest first, with every duck's times (docs/reference/api.md)."""
+        recorder = self._recorder
+        if recorder is None:
+            return []
+        return recorder.document(self._transport.trace(), self._places)
+
     def close(self) -> None:
         """Ends the compute session and all threads; calling it again does nothing."""
         if self._last_status is not None:
@@ -213,7 +231,10 @@ class RemoteExperts:
                 message = self._message(hidden.shape[0], ids.shape[1])
                 message.fill(layer, hidden, ids, weights)
                 try:
-                    return self._transport.submit(message.address, message.size_bytes)
+                    ticket = self._transport.submit(message.address, message.size_bytes)
+                    if self._recorder is not None:
+                        self._recorder.submitted(ticket, layer, hidden.shape[0])
+                    return ticket
                 except TransportError as error:
                     left = give_up - time.monotonic()
                     if left <= 0 or not self._is_out_of_credit(error):
@@ -222,10 +243,13 @@ class RemoteExperts:
 
     def receive_part(self, layer: int, ticket: int, out: torch.Tensor) -> None:
         """Wait for a ticket; the sum of all ducks goes to ``out`` [T, H] float32, contiguous."""
+        begin_s = time.monotonic()
         try:
             self._transport.wait_sum(
                 ticket, self._options.result_dtype, out.data_ptr(), out.numel()
             )
+            if self._recorder is not None:
+                self._recorder.waited(ticket, begin_s, time.monotonic())
         except TransportError as error:
             raise self._unavailable(error, layer) from error
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -13,8 +15,9 @@ from starlette.exceptions import HTTPException
 
 from host_runtime.server.chat import answer_chat
 from host_runtime.server.completions import answer_completion
-from host_runtime.server.errors import ApiError
-from host_runtime.server.limits import BODY_BYTES_MAX
+from host_runtime.server.engine_port import TracerPort
+from host_runtime.server.errors import ApiError, bad_request
+from host_runtime.server.limits import BODY_BYTES_MAX, TRACE_CALLS_MAX
 from host_runtime.server.service import Service
 
 log = logging.getLogger("host_runtime.server")
@@ -71,7 +74,35 @@ def _api_routes(service: Service) -> APIRouter:
         text = service.metrics.render(service.engine.status())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
+    @router.put("/trace")
+    async def start_trace(request: Request) -> dict[str, Any]:
+        tracer = _tracer(service)
+        calls = _trace_calls(await _read_body(request))
+        await asyncio.to_thread(tracer.set_trace, calls)
+        return {"calls": calls}
+
+    @router.get("/trace")
+    async def read_trace() -> dict[str, Any]:
+        return {"calls": await asyncio.to_thread(_tracer(service).trace)}
+
     return router
+
+
+def _tracer(service: Service) -> TracerPort:
+    if service.tracer is None:
+        raise ApiError(404, "the experts run on the host: there are no calls to trace")
+    return service.tracer
+
+
+def _trace_calls(body: bytes) -> int:
+    """``{"calls": N}``: how many of the last calls to keep; 0 ends the trace."""
+    try:
+        calls = json.loads(body)["calls"]
+    except (ValueError, KeyError, TypeError):
+        raise bad_request('expected a JSON object such as {"calls": 4096}') from None
+    if isinstance(calls, bool) or not isinstance(calls, int) or not 0 <= calls <= TRACE_CALLS_MAX:
+        raise bad_request(f"'calls' must be a whole number from 0 to {TRACE_CALLS_MAX}", "calls")
+    return calls
 
 
 def _model(service: Service) -> dict[str, Any]:

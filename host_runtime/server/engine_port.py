@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from host_runtime.engine import EngineStatus, FinishedEvent, SamplingParams, TokenEvent
 
@@ -19,6 +19,18 @@ class HandlePort(Protocol):
 
     def cancel(self) -> None:
         """Ask the engine to end the request; its FinishedEvent still comes."""
+        ...
+
+
+class TracerPort(Protocol):
+    """Experts whose calls can be traced: those on ducks."""
+
+    def set_trace(self, calls: int) -> None:
+        """Keep times of the last ``calls`` calls; 0 = none."""
+        ...
+
+    def trace(self) -> list[dict[str, Any]]:
+        """The kept calls, oldest first."""
         ...
 
 

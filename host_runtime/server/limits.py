@@ -37,3 +37,6 @@ COMPLETION_TOKENS_DEFAULT = 16
 
 RETRY_AFTER_S = 2
 """What a client is told to wait when the queue is full."""
+
+TRACE_CALLS_MAX = 65536
+"""Calls that a trace may keep, as the transport allows."""

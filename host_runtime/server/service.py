@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from host_runtime.config import GenerationConfig
 from host_runtime.engine import SamplingParams
 from host_runtime.server.answer import CANCELLED, Answer
-from host_runtime.server.engine_port import EnginePort
+from host_runtime.server.engine_port import EnginePort, TracerPort
 from host_runtime.server.errors import ApiError, bad_request
 from host_runtime.server.generation import Generation, submit
 from host_runtime.server.metrics import Metrics
@@ -31,6 +31,7 @@ class Service:
     max_context: int
     defaults: GenerationConfig
     request_deadline_s: float
+    tracer: TracerPort | None = None  # None: experts on the host
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(default_factory=Metrics)
     running: set[Generation] = field(default_factory=set)

@@ -13,6 +13,7 @@ from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.engine import Engine
 from host_runtime.experts.base import Experts
 from host_runtime.models import load_model
+from host_runtime.server.engine_port import TracerPort
 from host_runtime.server.errors import StartupError
 from host_runtime.server.progress import say, step
 from host_runtime.server.run_config import RunConfig, remote_files
@@ -117,7 +118,15 @@ def build_service(config: RunConfig, machinery: Machinery, tokenizer: ChatTokeni
         max_context=machinery.engine.max_context,
         defaults=model.generation,
         request_deadline_s=config.request_deadline_s,
+        tracer=_tracer(machinery.experts),
     )
+
+
+def _tracer(experts: Experts) -> TracerPort | None:
+    """Experts on ducks can be traced; local ones have no calls."""
+    from host_runtime.experts.remote import RemoteExperts
+
+    return experts if isinstance(experts, RemoteExperts) else None
 
 
 def _check_tokenizer(

@@ -206,6 +206,19 @@ int duckhost_get_domain_stats(duckhost_fleet *fleet, uint32_t domain, duckhost_d
     return guarded(fleet, nullptr, [&] { return fleet->transport.domain_stats(domain, out); });
 }
 
+int duckhost_set_trace(duckhost_fleet *fleet, uint32_t calls, duckhost_error *error) {
+    return guarded(fleet, error, [&] { return fleet->transport.set_trace(calls, error); });
+}
+
+int duckhost_get_trace(duckhost_fleet *fleet, duckhost_trace_entry *out, uint32_t count_max,
+                       uint32_t *count, duckhost_error *error) {
+    if (out == nullptr || count == nullptr) return null_argument(error);
+    return guarded(fleet, error, [&] {
+        *count = fleet->transport.get_trace(out, count_max);
+        return duckhost::succeed(error);
+    });
+}
+
 int duckhost_set_faults(duckhost_fleet *fleet, const duckhost_faults *faults,
                         duckhost_error *error) {
     if (faults == nullptr) return null_argument(error);

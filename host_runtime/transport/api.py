@@ -143,6 +143,7 @@ class Transport:
         self._library = native.load(library)
         self.build: str = self._library.duckhost_build().decode()
         self._duck_count = len(ducks)
+        self._trace_entries = 0
         self._fleet = _Fleet()
         fleet = ctypes.c_void_p()
         settings = native.Options(**asdict(options or TransportOptions()))
@@ -288,6 +289,19 @@ class Transport:
             if self._library.duckhost_get_domain_stats(handle, domain, stats) != 0:
                 raise ValueError(f"there is no domain {domain}")
         return stats
+
+    def set_trace(self, calls: int) -> None:
+        """Keep the last ``calls`` calls with every duck's times; 0 = none, as at first."""
+        self._call(self._library.duckhost_set_trace, calls)
+        self._trace_entries = calls * self._duck_count
+
+    def trace(self) -> list[native.TraceEntry]:
+        """The calls kept so far, oldest first: one entry per call and duck."""
+        entries = (native.TraceEntry * max(1, self._trace_entries))()
+        count = ctypes.c_uint32()
+        function = self._library.duckhost_get_trace
+        self._call(function, entries, self._trace_entries, ctypes.byref(count))
+        return list(entries[: count.value])
 
     def set_faults(self, faults: Faults) -> None:
         """Inject faults from now on; ``Faults()`` ends it."""

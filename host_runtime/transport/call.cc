@@ -236,6 +236,8 @@ void LinkCalls::take_result(Domain &domain, Link &link, const duck_packet_header
         std::memcpy(&prefix, payload, sizeof prefix);
         part.kernel_ns = prefix.kernel_ns;
         part.queue_ns = prefix.queue_ns;
+        part.start_ns = start_on_host(header.start, link.clock, now_ns());
+        part.clock_error_ns = link.clock.error_ns;
         return finish(domain, link, *call, header);
     }
     call->fragment_ns = domain.now();

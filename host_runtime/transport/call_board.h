@@ -24,6 +24,7 @@ struct CallPart {
     uint32_t result_bytes = 0;
     uint32_t kernel_ns = 0, queue_ns = 0;
     uint64_t done_ns = 0;
+    uint64_t start_ns = 0, clock_error_ns = 0; // see duckhost_trace_entry
     uint8_t *result = nullptr;
 };
 

@@ -14,6 +14,7 @@
 namespace duckhost {
 namespace {
 
+constexpr uint32_t kTraceCallsMax = 1u << 16;
 constexpr uint64_t kCloseLimit = 500 * kMillisecond;
 constexpr uint32_t kBusyPauseMs = 200;         // between two OPENs to a duck that another host owns
 constexpr uint32_t kCallsMax = UINT32_MAX - 1; // of one compute session
@@ -308,6 +309,7 @@ int Transport::wait(uint64_t ticket, duckhost_timing *timing, duckhost_error *er
     if (slot == nullptr) return DUCKHOST_ERR_STATE;
     if (int code = wait_slot(*slot, error)) return code;
     tell_timing(*slot, timing);
+    trace(*slot);
     return succeed(error);
 }
 
@@ -323,7 +325,10 @@ int Transport::wait_sum(uint64_t ticket, uint32_t dtype, float *out, uint64_t co
         code = add_part(*slot, duck, dtype, out, count, first, error);
         first = false;
     }
-    if (code == DUCKHOST_OK) tell_timing(*slot, timing);
+    if (code == DUCKHOST_OK) {
+        tell_timing(*slot, timing);
+        trace(*slot);
+    }
     release_slot(*slot);
     return code == DUCKHOST_OK ? succeed(error) : code;
 }
@@ -363,6 +368,29 @@ void Transport::tell_timing(const CallSlot &slot, duckhost_timing *timing) const
     timing->send_ns = slot.sent_ns.load() - slot.submit_ns;
     timing->total_ns = last_ns - slot.submit_ns;
     timing->sum_ns = now_ns() - last_ns;
+}
+
+void Transport::trace(const CallSlot &slot) {
+    if (!trace_.is_on()) return;
+    for (uint32_t duck = 0; duck < ducks_.size(); duck++) {
+        if ((board_.ducks() >> duck & 1) == 0) continue;
+        const CallPart &part = slot.part[duck];
+        trace_.add({slot.number, duck, slot.submit_ns, slot.sent_ns.load(), part.done_ns,
+                    part.start_ns, part.clock_error_ns, part.kernel_ns, part.queue_ns});
+    }
+}
+
+int Transport::set_trace(uint32_t calls, duckhost_error *error) {
+    if (calls > kTraceCallsMax)
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "a trace keeps at most %u calls, not %u",
+                    kTraceCallsMax, calls);
+    if (!trace_.resize(size_t{calls} * ducks_.size()))
+        return fail(error, DUCKHOST_ERR_SYSTEM, -1, "no memory for a trace of %u calls", calls);
+    return succeed(error);
+}
+
+uint32_t Transport::get_trace(duckhost_trace_entry *out, uint32_t count_max) const {
+    return static_cast<uint32_t>(trace_.read(out, count_max));
 }
 
 int Transport::result(uint64_t ticket, uint32_t duck, const void **data, uint32_t *bytes,

@@ -135,6 +135,18 @@ struct duckhost_duck_status {
     uint64_t rekeys;            /* fresh session keys since the transport was opened */
 };
 
+/* One call on one duck, times of the host's monotonic clock in ns. start_ns is when the duck's
+ * kernel began, moved from the duck's clock: clock_error_ns tells how far it may be off, and 0 means
+ * unknown. The kernel ended kernel_ns later; before it the whole call waited queue_ns. */
+struct duckhost_trace_entry {
+    uint32_t call, duck;
+    uint64_t submit_ns; /* the call was handed in */
+    uint64_t sent_ns;   /* its last fragment left, on the last domain */
+    uint64_t done_ns;   /* this duck's result was whole */
+    uint64_t start_ns, clock_error_ns;
+    uint32_t kernel_ns, queue_ns;
+};
+
 struct duckhost_domain_stats {
     uint64_t packets_sent, packets_received, bytes_sent, bytes_received;
     uint64_t dropped_short, dropped_magic, dropped_version, dropped_size, dropped_source;
@@ -233,6 +245,13 @@ DUCKHOST_EXPORT int duckhost_get_duck_status(struct duckhost_fleet *fleet, uint3
                                              struct duckhost_duck_status *out);
 DUCKHOST_EXPORT int duckhost_get_domain_stats(struct duckhost_fleet *fleet, uint32_t domain,
                                               struct duckhost_domain_stats *out);
+/* Keeps the last `calls` calls with all ducks' times (0 = none, the default); forgets earlier ones. */
+DUCKHOST_EXPORT int duckhost_set_trace(struct duckhost_fleet *fleet, uint32_t calls,
+                                       struct duckhost_error *error);
+/* Copies the newest entries, one per call and duck, oldest first; *count is their number. */
+DUCKHOST_EXPORT int duckhost_get_trace(struct duckhost_fleet *fleet,
+                                       struct duckhost_trace_entry *out, uint32_t count_max,
+                                       uint32_t *count, struct duckhost_error *error);
 /* Fault injection on both directions of every domain's port; all zero turns it off. */
 DUCKHOST_EXPORT int duckhost_set_faults(struct duckhost_fleet *fleet,
                                         const struct duckhost_faults *faults,

@@ -9,6 +9,7 @@
 #include "message.h"
 #include "op.h"
 #include "port.h"
+#include "trace_ring.h"
 
 #include <optional>
 
@@ -85,6 +86,7 @@ struct Link {
     duck_seal_key to_host[2]{}; // place = epoch % 2: the newest two
     duck_replay_window window[2]{};
     uint64_t boot_id = 0;
+    ClockSample clock; // of this boot
 
     HelloState hello;
     RekeyState rekey;

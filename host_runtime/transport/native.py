@@ -115,6 +115,21 @@ class Timing(ctypes.LittleEndianStructure):
 
 
 @layout
+class TraceEntry(ctypes.LittleEndianStructure):
+    """One call on one duck, see struct duckhost_trace_entry."""
+
+    call: U32
+    duck: U32
+    submit_ns: U64
+    sent_ns: U64
+    done_ns: U64
+    start_ns: U64
+    clock_error_ns: U64
+    kernel_ns: U32
+    queue_ns: U32
+
+
+@layout
 class DuckLinkStatus(ctypes.LittleEndianStructure):
     """What the host saw of one duck, see struct duckhost_duck_status."""
 
@@ -197,6 +212,8 @@ def _functions() -> dict[str, list[object]]:
         "duckhost_result": [fleet, u64, u32, ctypes.POINTER(memory), u32_out, error],
         "duckhost_release": [fleet, u64, error],
         "duckhost_get_duck_status": [fleet, u32, ctypes.POINTER(DuckLinkStatus)],
+        "duckhost_set_trace": [fleet, u32, error],
+        "duckhost_get_trace": [fleet, ctypes.POINTER(TraceEntry), u32, ctypes.POINTER(u32), error],
         "duckhost_get_domain_stats": [fleet, u32, ctypes.POINTER(DomainStats)],
         "duckhost_set_faults": [fleet, ctypes.POINTER(FaultSettings), error],
     }

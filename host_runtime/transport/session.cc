@@ -235,6 +235,7 @@ void Domain::attach(Link &link, const duck_info &info) {
     set_keys(link, 0);
     link.window[0] = link.hello.window; // INFO's counter is used up
     link.session = link.hello.session;
+    if (link.boot_id != info.boot_id) link.clock = {}; // its clock began anew
     link.boot_id = info.boot_id;
     link.request_sequence = 0;
     link.ping_sequence = 0;
@@ -295,6 +296,7 @@ void Domain::take_pong(Link &link, const duck_packet_header &header, const uint8
     const uint64_t now = now_ns();
     if (pong.host_time_ns > now) return link.status.dropped_size.add();
     link.status.round_trip_ns.set(now - pong.host_time_ns);
+    link.clock = better_clock(link.clock, pong.host_time_ns, pong.duck_time_ns, now);
     link.status.state.set(pong.state);
     link.status.last_call.set(pong.last_call);
     link.status.boot_id.set(pong.boot_id);

@@ -5,6 +5,7 @@
 
 #include "call_board.h"
 #include "domain.h"
+#include "trace_ring.h"
 
 #include <memory>
 #include <shared_mutex>
@@ -44,6 +45,8 @@ class Transport {
     int duck_status(uint32_t duck, duckhost_duck_status *out) const;
     int domain_stats(uint32_t domain, duckhost_domain_stats *out) const;
     int set_faults(const duckhost_faults &faults, duckhost_error *error);
+    int set_trace(uint32_t calls, duckhost_error *error);
+    uint32_t get_trace(duckhost_trace_entry *out, uint32_t count_max) const;
 
   private:
     struct Place {
@@ -68,12 +71,14 @@ class Transport {
     int add_part(CallSlot &slot, uint32_t duck, uint32_t dtype, float *out, uint64_t count,
                  bool first, duckhost_error *error);
     void tell_timing(const CallSlot &slot, duckhost_timing *timing) const;
+    void trace(const CallSlot &slot);
     void name_silent_ducks(const CallSlot &slot, duckhost_error *error) const;
     void release_slot(CallSlot &slot);
 
     FleetKey fleet_key_;
     duckhost_options options_{};
     CallBoard board_; // outlives the domains' threads
+    TraceRing trace_;
     std::vector<std::unique_ptr<Domain>> domains_;
     std::vector<Place> ducks_;
 

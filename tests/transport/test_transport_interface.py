@@ -34,6 +34,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "duckhost_progress": native.Progress,
     "duckhost_timing": native.Timing,
     "duckhost_duck_status": native.DuckLinkStatus,
+    "duckhost_trace_entry": native.TraceEntry,
     "duckhost_domain_stats": native.DomainStats,
 }
 INCLUDES = [f"-I{ROOT / 'kernels/include'}", f"-I{ROOT / 'host_runtime/transport'}"]

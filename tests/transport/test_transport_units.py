@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from native_kit import FOLDER, SEAL, compile_all, link
 
-PARTS = [FOLDER / name for name in ("base.cc", "fault_port.cc", "message.cc", "sum.cc")]
+PARTS = [
+    FOLDER / name for name in ("base.cc", "fault_port.cc", "message.cc", "sum.cc", "trace_ring.cc")
+]
 FLAGS = ["-O0", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 
 
@@ -20,7 +22,11 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["off", "seed", "all_or_nothing", "reorder", "cut", "corrupt", "cutting", "sums"]
+    "name",
+    [
+        *("off", "seed", "all_or_nothing", "reorder", "cut", "corrupt", "cutting", "sums"),
+        *("clock", "trace_ring"),
+    ],
 )
 def test_unit(units: Path, name: str) -> None:
     result = subprocess.run([units, name], capture_output=True, text=True)

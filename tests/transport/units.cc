@@ -5,6 +5,7 @@
 #include <fault_port.h>
 #include <message.h>
 #include <sum.h>
+#include <trace_ring.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -252,13 +253,58 @@ void check_sums() {
     }
 }
 
+void check_clock() {
+    const ClockSample nothing;
+    require(start_on_host(77, nothing, 1000) == 0, "without a PONG nothing is known");
+    // The duck is 5,000,000,000 ns ahead; 400 ns there and 400 back.
+    const uint64_t ahead = 5000000000;
+    ClockSample clock = better_clock(nothing, 1000, 1400 + ahead, 1800);
+    require(clock.offset_ns == 5000000000 && clock.error_ns == 400, "half the round trip");
+    const ClockSample worse = better_clock(clock, 10000, 40000 + ahead, 60000);
+    require(worse.offset_ns == clock.offset_ns, "a slow round trip tells less");
+    require(worse.error_ns > clock.error_ns, "what is known grows old");
+    require(better_clock(clock, 2000, 2100 + ahead, 2200).error_ns == 100, "a fast one tells more");
+    // Every moment of the last two minutes comes back to 64 ns, across the wrap of the low bits too.
+    for (uint64_t now : {uint64_t{300000000000}, (uint64_t{1} << 38) - ahead + 1000}) {
+        for (uint64_t ago : {uint64_t{0}, uint64_t{900}, uint64_t{119000000000}}) {
+            const auto start = static_cast<uint32_t>((now - ago + ahead) >> 6);
+            if (start == 0) continue;
+            const uint64_t told = start_on_host(start, clock, now);
+            require(told <= now - ago && now - ago - told < 64, "the moment comes back");
+        }
+    }
+    require(start_on_host(0, clock, 1000) == 0, "0 is unknown");
+    // A duck that booted later than the host: its clock is behind.
+    clock = better_clock(nothing, 9000000000, 1000, 9000000800);
+    require(clock.offset_ns == 1000 - 9000000400, "behind");
+    const auto start = static_cast<uint32_t>(640000 >> 6);
+    require(start_on_host(start, clock, 9000700400) == 9000000400 - 1000 + 640000, "behind too");
+}
+
+void check_trace_ring() {
+    TraceRing ring;
+    duckhost_trace_entry entry{}, out[8];
+    ring.add(entry);
+    require(!ring.is_on() && ring.read(out, 8) == 0, "off at first");
+    require(ring.resize(3) && ring.is_on(), "on");
+    for (uint32_t call = 1; call <= 5; call++) {
+        entry.call = call;
+        ring.add(entry);
+    }
+    require(ring.read(out, 8) == 3, "the last three");
+    require(out[0].call == 3 && out[1].call == 4 && out[2].call == 5, "oldest first");
+    require(ring.read(out, 2) == 2 && out[0].call == 4, "the newest two");
+    require(ring.resize(0) && ring.read(out, 8) == 0 && !ring.is_on(), "off again");
+}
+
 } // namespace
 
 int main(int count, char **words) {
     const std::map<std::string, std::function<void()>> checks = {
         {"off", check_off},         {"seed", check_seed}, {"all_or_nothing", check_all_or_nothing},
         {"reorder", check_reorder}, {"cut", check_cut},   {"corrupt", check_corrupt},
-        {"cutting", check_cutting}, {"sums", check_sums}};
+        {"cutting", check_cutting}, {"sums", check_sums},
+        {"clock", check_clock},     {"trace_ring", check_trace_ring}};
     require(count == 2, "usage: units NAME");
     const auto found = checks.find(words[1]);
     require(found != checks.end(), "there is a check of this name");
