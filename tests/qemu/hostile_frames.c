@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { HELLO_BYTES = 192, PROOF_BYTES = 288 }; /* whole handshake packets, duck/wire.h */
 enum { FRAME_MAX = 9018, HEADERS = 14 + 20 + 8, DUCK_PORT = 7211, KINDS = 9 };
 static const char *const kNames[KINDS] = {"noise",    "ethertypes", "truncated",
                                           "oversize", "spoofed",    "fragments",
@@ -84,16 +85,18 @@ static void packet(uint32_t bytes) {
     if (bytes < 56) return;
     const uint32_t payload = bytes - 56;
     memcpy(header, "DUCK", 4);
-    header[4] = (uint8_t)(1 + dice() % 2); /* version */
-    header[5] = (uint8_t)(dice() % 48);    /* type */
-    header[6] = (uint8_t)(dice() % 3);     /* key */
+    header[4] = dice() % 8 == 0 ? (uint8_t)dice() : 2; /* version */
+    header[5] = (uint8_t)(dice() % 48);                /* type */
+    header[6] = (uint8_t)(dice() % 3);                 /* key */
     header[7] = 0;
-    if (dice() % 2) return;
+    if (dice() % 4 == 0) return;
     /* A request that ducks take, with the kind of key that it must have. */
-    static const uint8_t types[] = {1, 3, 5, 6, 7, 16, 17, 19, 20, 32, 33, 35, 36, 39};
+    static const uint8_t types[] = {3, 5, 6, 7, 9, 12, 13, 16, 17, 19, 20, 32, 33, 35, 36, 39};
     header[5] = types[dice() % sizeof types];
-    header[6] = header[5] == 1 ? 0 : 1;
-    memset(header + 16, 0, 16);
+    if (payload == HELLO_BYTES) header[5] = 1;
+    if (payload == PROOF_BYTES) header[5] = 11;
+    header[6] = payload == HELLO_BYTES || payload == PROOF_BYTES ? 0 : 1;
+    memset(header + 12, 0, 28);
     header[16] = header[26] = (uint8_t)payload; /* message_bytes, payload_bytes */
     header[17] = header[27] = (uint8_t)(payload >> 8);
     header[24] = 0xC0; /* fragment_bytes: 8896 */
@@ -104,6 +107,7 @@ static uint32_t build(uint32_t kind) {
     const uint32_t host = (duck_address & htonl(0xFFFFFF00U)) | htonl(1);
     const uint32_t room = mtu - 28;
     uint32_t bytes = dice() % room;
+    if (dice() % 4 == 0) bytes = 56 + (dice() % 2 ? HELLO_BYTES : PROOF_BYTES);
     switch (kind) {
     case 0:
         ethernet(0x0800);
