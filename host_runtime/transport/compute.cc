@@ -228,9 +228,9 @@ int Transport::publish(const void *message, uint32_t bytes, uint64_t *ticket,
         }
         return ended.code;
     }
-    if (bytes == 0 || bytes > board_.call_bytes_max())
+    if (bytes > board_.call_bytes_max())
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
-                    "a call of %u bytes: the session was opened for 1 to %u", bytes,
+                    "a call of %u bytes: the session was opened for at most %u", bytes,
                     board_.call_bytes_max());
     if (last_call_ == kCallsMax)
         return fail(error, DUCKHOST_ERR_STATE, -1,
