@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_once(transport: Transport, wanted: Wanted) -> tuple[dict[str, Any], bytes | None]:
     """The verdict's document, and the output when the kernel finished."""
-    info, _ = transport.hello(DUCK, REQUEST_MS)
+    info = transport.hello(DUCK, REQUEST_MS).info
     facts = facts_of(info)
     memory = memory_of(wanted, facts, len(wanted.weights or b""))
     scratch = scratch_bytes(wanted, memory)
@@ -120,9 +120,10 @@ def run_once(transport: Transport, wanted: Wanted) -> tuple[dict[str, Any], byte
         output = _call(transport, wanted.data)
     except (DuckFaultError, DuckRefusedError) as told:
         error = told
-    usage = ask_usage(transport)
-    transport.session_close()
-    document = describe(usage, error)
+    try:
+        document = describe(ask_usage(transport), error)
+    finally:
+        transport.session_close()
     document |= {
         "schema_version": SCHEMA_VERSION,
         "duck": facts.name,

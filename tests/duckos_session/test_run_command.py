@@ -26,9 +26,9 @@ all:
       vars: {{duck_cores: 2, duck_identity: per_boot}}
       children:
         domain1:
-          vars: {{domain_subnet: 127.77.1.0/24, domain_host_address: 127.77.1.1}}
+          vars: {{domain_subnet: 127.0.0.0/24, domain_host_address: 127.0.0.1}}
           hosts:
-            d01: {{duck_slot: 0, duck_address: 127.77.1.11, duck_port: {port}}}
+            d01: {{duck_slot: 0, duck_address: 127.0.0.11, duck_port: {port}}}
 """
 
 
@@ -46,7 +46,7 @@ def guest_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("guest")
     assert cli.run(["init", "--fleet-dir", str(folder)]) == ExitCode.OK
     public = (folder / "fleet.pub").read_text().strip().removeprefix("duck-p256-public:")
-    with DuckosGuest(folder, cores=2, address="127.77.1.11", public=public) as guest:
+    with DuckosGuest(folder, cores=2, address="127.0.0.11", public=public) as guest:
         inventory = folder / "inventory.yml"
         inventory.write_text(INVENTORY.format(port=guest.port))
         yield inventory
