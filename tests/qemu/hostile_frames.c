@@ -97,7 +97,8 @@ static void packet(uint32_t bytes) {
     if (payload == PROOF_BYTES) header[5] = 11;
     header[6] = payload == HELLO_BYTES || payload == PROOF_BYTES ? 0 : 1;
     memset(header + 12, 0, 28);
-    header[16] = header[26] = (uint8_t)payload; /* message_bytes, payload_bytes */
+    if (header[6] == 0) memcpy(header + 56, header + 8, 4); /* the session, again */
+    header[16] = header[26] = (uint8_t)payload;             /* message_bytes, payload_bytes */
     header[17] = header[27] = (uint8_t)(payload >> 8);
     header[24] = 0xC0; /* fragment_bytes: 8896 */
     header[25] = 0x22;
