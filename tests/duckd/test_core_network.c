@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves the duck core's rules for hosts, requests and bulk loading against a fake platform whose
+ * Proves the duck core's rules for hosts and requests against a fake platform whose
  * clock the test moves: who is heard, and what is done once only.
  */
 #include "check.h"
@@ -285,182 +285,6 @@ static void test_requests_in_any_order(void) {
     CHECK_EQUAL(0, fake.sent_count);
 }
 
-/* ---- bulk ------------------------------------------------------------------------------------ */
-
-static void send_chunk_part(const uint8_t *bytes, uint32_t count, uint64_t offset, uint32_t index,
-                            uint16_t stride) {
-    static uint8_t payload[DUCK_WIRE_PACKET_BYTES_MAX];
-    struct duck_write_prefix prefix = {.region = DUCK_REGION_WEIGHTS, .chunk_offset = offset};
-    uint32_t at = index * stride;
-    uint32_t part = count - at < stride ? count - at : stride;
-    struct fake_fragment fragment = {DUCK_MSG_WRITE, DUCK_KEY_SESSION, a.writes, count, index,
-                                     stride};
-    memcpy(payload, &prefix, sizeof prefix);
-    memcpy(payload + sizeof prefix, bytes + at, part);
-    host_send(&a, &fragment, payload, (uint32_t)sizeof prefix + part);
-}
-
-static uint32_t ack_ranges(struct duck_nack *nack) {
-    const struct fake_packet *packet = host_last(&a, DUCK_MSG_WRITE_ACK);
-    CHECK(packet != NULL);
-    memset(nack, 0, sizeof *nack);
-    memcpy(nack, payload_of(packet), header_of(packet).payload_bytes);
-    CHECK_EQUAL(DUCK_MSG_WRITE, nack->message_type);
-    CHECK_EQUAL(a.writes, header_of(packet).sequence);
-    return nack->range_count;
-}
-
-/* Lose fragments at random, then send what the acknowledgements ask for, until the chunk is
- * complete. */
-static void transfer_chunk(const uint8_t *bytes, uint32_t count, uint64_t offset, uint16_t stride) {
-    uint32_t fragments = duck_fragment_count(count, stride);
-    struct duck_nack nack;
-    a.writes++;
-    fake_forget_sent();
-    for (uint32_t i = 0; i < fragments; i++)
-        if (fake_below(100) < 60) send_chunk_part(bytes, count, offset, i, stride);
-    for (int round = 0; round < 200; round++) {
-        send_chunk_part(bytes, count, offset, fragments - 1, stride);
-        if (ack_ranges(&nack) == 0) return;
-        for (uint32_t r = nack.range_count; r-- > 0;)
-            for (uint32_t i = nack.range[r].begin; i < nack.range[r].end; i++) {
-                CHECK(i < fragments);
-                if (fake_below(100) < 80) send_chunk_part(bytes, count, offset, i, stride);
-            }
-        fake_forget_sent();
-    }
-    CHECK(!"the chunk never became complete");
-}
-
-static void test_bulk_with_loss(void) {
-    static uint8_t bytes[300000];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)fake_random();
-    struct duck_reserve reserve = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    host_request(&a, DUCK_MSG_RESERVE, &reserve, sizeof reserve);
-    for (uint32_t at = 0; at < sizeof bytes;) {
-        const uint16_t strides[] = {64, 1344, 1408, 8896};
-        uint32_t count = 1 + fake_below(60000);
-        if (count > sizeof bytes - at) count = (uint32_t)sizeof bytes - at;
-        transfer_chunk(bytes + at, count, at, strides[fake_below(4)]);
-        at += count;
-    }
-    CHECK(memcmp(core.region[DUCK_REGION_WEIGHTS].memory, bytes, sizeof bytes) == 0);
-}
-
-/* Every second fragment is missing, and the host only probes: all answers together are no longer
- * than what came, and each names something that is missing. */
-static void test_acknowledgements_are_no_longer_than_what_came(void) {
-    static uint8_t bytes[400 * 64 + 1];
-    struct duck_nack nack;
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    struct duck_reserve reserve = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    host_request(&a, DUCK_MSG_RESERVE, &reserve, sizeof reserve);
-    fake_forget_sent();
-    a.writes++;
-    for (uint32_t i = 0; i < 400; i += 2) send_chunk_part(bytes, sizeof bytes, 0, i, 64);
-    uint64_t asked = 200 * (sizeof(struct duck_packet_header) + 16 + 64), answered = 0;
-    for (int probe = 0; probe < 1000; probe++) {
-        send_chunk_part(bytes, sizeof bytes, 0, 400, 64);
-        asked += sizeof(struct duck_packet_header) + 16 + 1;
-        answered += fake.sent[fake.sent_count - 1].bytes;
-        CHECK(answered <= asked);
-        CHECK(ack_ranges(&nack) >= 1);
-        if (probe == 0) CHECK_EQUAL(DUCK_WIRE_NACK_RANGES_MAX, nack.range_count);
-    }
-}
-
-static void test_commit_pieces_and_gaps(void) {
-    static uint8_t bytes[8192];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
-    /* One byte written anew: no longer whole, and only that part must be committed again. */
-    a.writes++;
-    bytes[5000] = 9;
-    send_chunk_part(bytes + 4992, 64, 4992, 0, 64);
-    CHECK(!core.region[DUCK_REGION_WEIGHTS].whole);
-    struct duck_commit commit = {
-        .region = DUCK_REGION_WEIGHTS, .flags = DUCK_COMMIT_LAST, .offset = 0, .bytes = 64};
-    duck_sha256 hash;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, 64);
-    duck_sha256_end(&hash, commit.sha256);
-    struct duck_done done = host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit);
-    CHECK_EQUAL(DUCK_ERR_NOT_COMMITTED, done.status);
-    CHECK_EQUAL(4992, done.value);
-    commit.offset = 4992;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes + 4992, 64);
-    duck_sha256_end(&hash, commit.sha256);
-    CHECK_EQUAL(DUCK_OK, host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit).status);
-    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
-}
-
-static void test_write_during_hash_restarts_it(void) {
-    static uint8_t bytes[1 << 20];
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    duck_sha256 hash;
-    bytes[3] = 1; /* the digest of what is written in the middle of the hash */
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, sizeof bytes);
-    duck_sha256_end(&hash, commit.sha256);
-    fake_forget_sent();
-    host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
-    CHECK_EQUAL(0, core_tick(&core));
-    CHECK_EQUAL(0, core_tick(&core));
-    a.writes++;
-    send_chunk_part(bytes, 64, 0, 0, 64);
-    core_settle();
-    struct duck_done done;
-    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
-    CHECK_EQUAL(DUCK_OK, done.status);
-}
-
-/* Two pieces hashed by other cores, one of them written meanwhile: all are right, in order. */
-static void test_hashes_on_other_cores(void) {
-    static uint8_t bytes[1 << 20];
-    const uint32_t piece = 1 << 19;
-    struct duck_done done;
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    for (uint32_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)fake_random();
-    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    fake.has_spare_cores = true;
-    fake_forget_sent();
-    bytes[piece + 3] ^= 1; /* written in the middle of the hash */
-    for (uint32_t i = 0; i < 2; i++) {
-        struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS,
-                                     .flags = i == 1 ? DUCK_COMMIT_LAST : 0,
-                                     .offset = (uint64_t)i * piece,
-                                     .bytes = piece};
-        duck_sha256 hash;
-        duck_sha256_start(&hash);
-        duck_sha256_add(&hash, bytes + commit.offset, piece);
-        duck_sha256_end(&hash, commit.sha256);
-        host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
-    }
-    core_tick(&core);
-    CHECK_EQUAL(2, fake.spare_core_runs);
-    a.writes++;
-    send_chunk_part(bytes + piece, 64, piece, 0, 64);
-    while (core.commit_count != 0) core_tick(&core);
-    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
-    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
-    CHECK_EQUAL(DUCK_OK, done.status);
-}
-
 /* ---- the rest ---------------------------------------------------------------------------------
  */
 
@@ -504,11 +328,6 @@ int main(int count, char **words) {
         test_many_hosts_at_once,
         test_repeated_request_is_answered_not_done,
         test_requests_in_any_order,
-        test_bulk_with_loss,
-        test_acknowledgements_are_no_longer_than_what_came,
-        test_commit_pieces_and_gaps,
-        test_write_during_hash_restarts_it,
-        test_hashes_on_other_cores,
         test_reboot_comes_after_its_answer,
         test_log_wraps,
     };
