@@ -77,8 +77,8 @@ void plat_describe(uint16_t interface, struct duck_info *info) {
 /* ---- log and reboot -------------------------------------------------------------------------- */
 
 /* The core's own lines go to the console; the console's lines go to the core's log, so that LOG
- * tells both; each way stops where the other began. Only core 0 may touch the core's state: lines of
- * other CPUs stay on the console. */
+ * tells both; each way stops where the other began. Only core 0 may touch the core's state: lines
+ * of other CPUs stay on the console. */
 static struct core_log *followed;
 static enum { FROM_NOBODY, FROM_CORE, FROM_CONSOLE } line_comes;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The main loop of core 0: look at the network, do what is due, compute for a while, rest in the way
- * the poll policy says. Nothing in it waits for anything.
+ * The main loop of core 0: look at the network, do what is due, compute for a while, rest in the
+ * way the poll policy says. Nothing in it waits for anything.
  */
 #include "boot/options.h"
 #include "console/console.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Random bytes for keys: HMAC-DRBG with SHA-256 (BearSSL), seeded from RDSEED or RDRAND and from the
- * jitter of the time stamp counter, and stirred again at each use. A CPU without both instructions
- * has the jitter alone, and the log says so.
+ * Random bytes for keys: HMAC-DRBG with SHA-256 (BearSSL), seeded from RDSEED or RDRAND and from
+ * the jitter of the time stamp counter, and stirred again at each use. A CPU without both
+ * instructions has the jitter alone, and the log says so.
  */
 #include "platform.h"
 

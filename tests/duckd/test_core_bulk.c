@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Proves the duck core's rules for bulk loading against a fake platform: chunks survive loss, what is
- * committed is what was hashed, on this core or on others.
+ * Proves the duck core's rules for bulk loading against a fake platform: chunks survive loss, what
+ * is committed is what was hashed, on this core or on others.
  */
 #include "check.h"
 #include "fake_host.h"

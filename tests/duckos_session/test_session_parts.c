@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parts of duckos' sessions that need no bare machine: where memory goes (areas, layout), what a
- * trap means (verdict), and how ring 3 waits (stub).
+ * The parts of duckos' sessions that need no bare machine: where memory goes (areas, layout), what
+ * a trap means (verdict), and how ring 3 waits (stub).
  */
 #include "check.h"
 #include "session/areas.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the data path costs, in TSC cycles, and what a session has used. Times in the shared page are
- * the kernel's to forge, so only possible ones count.
+ * What the data path costs, in TSC cycles, and what a session has used. Times in the shared page
+ * are the kernel's to forge, so only possible ones count.
  */
 #include "session/session.h"
 #include "time/timer.h"

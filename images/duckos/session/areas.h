@@ -2,7 +2,7 @@
  *
  * Who has which part of the window: weights at the bottom (where the pages are largest), the kernel
  * region's ELF at the top, the session between them, directly below the ELF. Three lengths are all
- * the state there is, so nothing can leak or become fragmented. Pure arithmetic, tested on the host.
+ * the state there is: nothing can leak or become fragmented. Pure arithmetic, tested on the host.
  */
 #ifndef DUCKOS_AREAS_H
 #define DUCKOS_AREAS_H

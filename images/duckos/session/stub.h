@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The runtime's part that runs in ring 3: the functions behind context->wait, wake and complete. The
- * code is copied into a page of each session; what it writes (struct stub_shared) lies behind the
- * mailbox, and the kernel may write it too, so the OS believes none of it.
+ * The runtime's part that runs in ring 3: the functions behind context->wait, wake and complete.
+ * The code is copied into a page of each session; what it writes (struct stub_shared) lies behind
+ * the mailbox, and the kernel may write it too, so the OS believes none of it.
  */
 #ifndef DUCKOS_STUB_H
 #define DUCKOS_STUB_H

@@ -402,13 +402,13 @@ struct duck_open {
     uint32_t result_bytes_max;   /* output buffer of one call */
     uint64_t scratch_bytes;      /* for the kernel, zeroed */
     uint32_t call_time_limit_ms; /* a call that takes longer ends the session */
-    /* not 0: calls also come as D packets, under the keys given by DOMAIN_KEY (this one is known) */
+    /* not 0: calls also come as D packets, under a key given by DOMAIN_KEY (this one is known) */
     uint32_t domain_session;
     uint8_t pad[176];
 };
 static_assert(sizeof(struct duck_open) == 208, "open");
-/* A one-shot run: OPEN is answered when memory is ready, the kernel is entered when CALL 1 is whole,
- * and RESULT comes when every entry has returned. There is no second call. */
+/* A one-shot run: OPEN is answered when memory is ready, the kernel is entered when CALL 1 is
+ * whole, and RESULT comes when every entry has returned. There is no second call. */
 #define DUCK_OPEN_ONE_SHOT 2u
 /* allowed when the owner is the same host session or was silent for DUCK_OWNER_SILENT_MS */
 #define DUCK_OPEN_TAKEOVER 1u
