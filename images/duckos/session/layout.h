@@ -3,7 +3,7 @@
  * A session's address space, planned before anything is mapped. Each kind of memory has a PML4 slot
  * of its own (512 GiB), so that what a kernel may not touch lies around everything that it may:
  *
- *   slot 128  runtime, 64 KiB apart: stub (execute), two contexts (read), mailbox page (read, write)
+ *   slot 128  runtime, 64 KiB apart: stub (execute), two contexts (read), mailbox (read, write)
  *   slot 129  the ELF's segments, each with its own rights
  *   slot 130  weights and their read-ahead (read)
  *   slot 131  call buffers (read, write)
