@@ -148,7 +148,7 @@ def answers_tftp(vm: DebianVm) -> bool:
 DOMAINS = {"duck-domain1": "10.21.1.1/24 9000", "ducks-east": "10.21.2.1/24 1500"}
 
 
-def test_host_from_bare_to_ready(machine: DebianVm) -> None:
+def test_t42_t47_t60_t64_host_from_bare_to_ready(machine: DebianVm) -> None:
     """Check mode changes nothing; a binding that fails leaves every port as it was; after a restart
     names, addresses, hugepages and isolation are there; the second run changes nothing (T36, T42,
     T47, T56, T60, T61, T64)."""

@@ -144,42 +144,76 @@ UNIT_VALUES = {
     **{"duck_linux_folder": "/etc/duckctl", "duck_linux_state": "/var/lib/duckd"},
     **{"duck_linux_cores": 3, "duck_linux_poll": "spin", "duck_linux_options": []},
     **{"duck_linux_interface": "enp1s0", "duck_linux_wake_on_lan": True},
-    **{"duck_linux_eee_off": True, "duck_domain_list": [{"pci": "0000:41:00.0"}]},
+    **{
+        "duck_linux_eee_off": True,
+        "duck_domain_list": [{"pci": "0000:41:00.0", "nic": "duck-dom1"}],
+    },
 }
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """systemd-analyze finds nothing wrong with the units that Ansible makes of the templates."""
-    templates = sorted(PLAYBOOKS.glob("roles/*/templates/*.service.j2"))
-    assert len(templates) == 6
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All units, and the host's sysctl file for a fleet of 501 ducks, as Ansible makes them."""
+    folder = tmp_path_factory.mktemp("rendered")
+    templates = [
+        *PLAYBOOKS.glob("roles/*/templates/*.service.j2"),
+        PLAYBOOKS / "roles/nic_domains/templates/sysctl.conf.j2",
+    ]
     files = {
-        str(tmp_path / t.stem): f"{{{{ lookup('ansible.builtin.template', '{t}') }}}}"
+        str(folder / t.stem): f"{{{{ lookup('ansible.builtin.template', '{t}') }}}}"
         for t in templates
     }
-    play: dict[str, Any] = {"hosts": "localhost", "gather_facts": False, "vars": UNIT_VALUES}
+    defaults = yaml.safe_load((PLAYBOOKS / "roles/nic_domains/defaults/main.yml").read_text())
+    play: dict[str, Any] = {"hosts": "here", "gather_facts": False, "vars": defaults | UNIT_VALUES}
     play["tasks"] = [{"duck_files": {"files": files}}]
-    (tmp_path / "library").symlink_to(PLAYBOOKS / "library")
-    (tmp_path / "play.yml").write_text(json.dumps([play]))
-    local = (
-        "-i",
-        "localhost,",
-        "-c",
-        "local",
-        "-e",
-        f"ansible_python_interpreter={sys.executable}",
-    )
-    done = ansible("ansible-playbook", *local, tmp_path / "play.yml", folder=tmp_path)
+    for name in ("library", "filter_plugins"):
+        (folder / name).symlink_to(PLAYBOOKS / name)
+    (folder / "play.yml").write_text(json.dumps([play]))
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    ducks = {f"d{number}": None for number in range(501)}
+    inventory = {"all": {"hosts": {"here": here}, "children": {"ducks": {"hosts": ducks}}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    words = ("-i", folder / "hosts.yml", folder / "play.yml")
+    done = ansible("ansible-playbook", *words, folder=folder)
     assert done.returncode == 0, done.stdout
-    units = sorted(tmp_path.glob("*.service"))
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_units(rendered: Path) -> None:
+    """systemd-analyze finds nothing wrong with the units that Ansible makes of the templates."""
+    units = sorted(rendered.glob("*.service"))
+    assert len(units) == 6
     checked = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units],
         capture_output=True,
         text=True,
         check=False,
     )
-    complaints = [line for line in checked.stderr.splitlines() if str(tmp_path) in line]
+    complaints = [line for line in checked.stderr.splitlines() if str(rendered) in line]
     assert complaints == []
-    serve = (tmp_path / "duck-serve.service").read_text()
+    serve = (rendered / "duck-serve.service").read_text()
     assert "serve '/models/a model' --inventory" in serve
     assert "BindsTo=duck-vfio.service" in serve
+
+
+def test_t39_t40_ports_of_linux_ducks(rendered: Path) -> None:
+    """T39, T40: Wake-on-LAN, which drivers turn off at each start, is armed at each start, and
+    energy-efficient Ethernet is turned off; a port that has neither does not stop duckd."""
+    unit = (rendered / "duck-port.service").read_text()
+    assert "ExecStart=-/sbin/ethtool --change enp1s0 wol g" in unit
+    assert "ExecStart=-/sbin/ethtool --set-eee enp1s0 eee off" in unit
+    assert "WantedBy=multi-user.target" in unit
+
+
+def test_t31_t37_kernel_settings(rendered: Path) -> None:
+    """T31, T37: ARP settings stand for each port; more than 500 ducks enlarge the table."""
+    lines = (rendered / "sysctl.conf").read_text().splitlines()[1:]
+    assert lines == [
+        "net.ipv4.conf.duck-dom1.arp_ignore = 1",
+        "net.ipv4.conf.duck-dom1.arp_announce = 2",
+        "net.ipv4.conf.duck-dom1.rp_filter = 2",
+        "net.ipv4.neigh.default.gc_thresh1 = 4096",
+        "net.ipv4.neigh.default.gc_thresh2 = 8192",
+        "net.ipv4.neigh.default.gc_thresh3 = 16384",
+    ]

@@ -62,11 +62,13 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """After each test no private folder of it exists, and no process that names one."""
-    before = private_folders()
-    yield
-    assert private_folders() - before == set()
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test the folder for temporary files, which is the test's own, is empty."""
+    with tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        monkeypatch.setenv("TMPDIR", base)
+        yield
+        assert private_folders() == set()
 
 
 def private_folders() -> set[Path]:
