@@ -118,16 +118,36 @@ def _next_step(name: str, policy: IdentityPolicy) -> str:
 
 # ---- the file --------------------------------------------------------------------------------
 class PinStore:
-    """The pins of one fleet. Every method reads the file anew."""
+    """The pins of one fleet. Every method looks at the file anew, and reads it if it has changed.
+
+    A thousand ducks that boot at once are a thousand changes, each of a file of a thousand pins:
+    what was read and what was written is remembered.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
+        self._read: tuple[tuple[int, int, int], dict[str, Pin]] | None = None
+        self._texts: dict[str, tuple[Pin, str]] = {}
 
     def load(self) -> dict[str, Pin]:
         """All pins by name; none when there is no file yet."""
-        if not self.path.exists():
+        mark = self._mark()
+        if mark is None:
             return {}
+        if self._read is None or self._read[0] != mark:
+            self._read = (mark, self._parse())
+        return dict(self._read[1])
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        """Changes with the file, which is only ever replaced whole; None: there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _parse(self) -> dict[str, Pin]:
         root = read_json_object(self.path, "pins file")
         root.version(SCHEMA_VERSION)
         pins = {}
@@ -187,18 +207,23 @@ class PinStore:
             os.close(descriptor)
 
     def _save(self, pins: Mapping[str, Pin]) -> None:
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "ducks": [_document(name, pins[name]) for name in sorted(pins)],
-        }
+        ducks = ",\n".join(self._text(name, pins[name]) for name in sorted(pins))
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
+            file.write(f'{{"schema_version": {SCHEMA_VERSION}, "ducks": [\n{ducks}\n]}}\n')
             file.flush()
             os.fsync(descriptor)
         beside.replace(self.path)
+        mark = self._mark()
+        self._read = (mark, dict(pins)) if mark else None
+
+    def _text(self, name: str, pin: Pin) -> str:
+        """The pin's line in the file, made once."""
+        known = self._texts.get(name)
+        if known is None or known[0] is not pin:
+            known = self._texts[name] = (pin, json.dumps(_document(name, pin)))
+        return known[1]
 
 
 def _pin(entry: JsonObject) -> Pin:
