@@ -29,9 +29,11 @@ struct model {
     enum nic_status (*probe)(struct nic *nic, const struct pci_device *device);
     bool link;
     uint32_t mbps;
-    bool hold_sends;   /* queued frames stay in the ring */
-    bool stuck_reset;  /* a reset never ends */
-    bool no_address;   /* the NVM is broken */
+    bool hold_sends;    /* queued frames stay in the ring */
+    bool stuck_reset;   /* a reset never ends */
+    bool no_address;    /* the NVM is broken */
+    bool phy_was_reset; /* and waits to be told to negotiate */
+    bool phy_is_down;
     bool refuse_queue; /* a queue never says that it is on */
     uint64_t missed;
     uint64_t reset_count;
@@ -54,6 +56,7 @@ struct model {
 void model_e1000e(struct model *model, uint8_t slot);
 void model_i219(struct model *model, uint8_t slot);
 void model_igb(struct model *model, uint8_t slot);
+void model_82576(struct model *model, uint8_t slot);
 void model_igc(struct model *model, uint8_t slot);
 void model_virtio(struct model *model, uint8_t slot);
 void model_rtl8168(struct model *model, uint8_t slot);     /* H: a late one */

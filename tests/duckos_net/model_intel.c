@@ -86,6 +86,8 @@ static void mdic(struct intel *intel, uint32_t command) {
     else if (operation == 1)
         *phy_at(intel, number) = value;
     if (operation == 1 && number == 0 && (value & 0x200) != 0) intel->model->negotiations++;
+    if (operation == 1 && number == 0 && (value & 0x800) == 0) intel->model->phy_is_down = false;
+    if (number == 0 && intel->model->phy_is_down) intel->phy[0] |= 0x800;
     uint16_t answer = operation == 2 ? *phy_at(intel, number) : value;
     *at(intel, MDIC) = (command & 0x03ff0000u) | answer | 1u << 28;
 }
@@ -192,6 +194,7 @@ static bool inject(struct model *model, const uint8_t *frame, size_t size, enum 
 static uint32_t status_of(const struct intel *intel) {
     const struct model *model = intel->model;
     uint32_t value = (intel->reg[CTRL / 4] & 4) != 0 ? 0 : 1u << 19;
+    if (model->phy_was_reset) value |= 1u << 10;
     if (!model->link) return value;
     uint32_t speed = model->mbps >= 1000 ? 2 : model->mbps == 100 ? 1 : 0;
     return value | 2u | speed << 6 | (model->mbps == 2500 ? 1u << 22 : 0);
@@ -225,6 +228,8 @@ static void write_it(void *context, uint32_t offset, unsigned bytes, uint32_t va
     CHECK(offset != 0xd0 && offset != 0x1508 && offset != 0x1524); /* no interrupt is enabled */
     if (offset == CTRL) {
         write_ctrl(intel, value);
+    } else if (offset == STATUS) {
+        intel->model->phy_was_reset &= (value & 1u << 10) != 0;
     } else if (offset == MDIC) {
         mdic(intel, value);
     } else if (offset == intel->rx + TAIL) {
@@ -285,6 +290,10 @@ void model_i219(struct model *model, uint8_t slot) {
 }
 void model_igb(struct model *model, uint8_t slot) {
     plug(model, slot, "igb", 0x1533, true);
+    model->probe = igb_probe;
+}
+void model_82576(struct model *model, uint8_t slot) {
+    plug(model, slot, "82576", 0x10c9, true);
     model->probe = igb_probe;
 }
 void model_igc(struct model *model, uint8_t slot) {

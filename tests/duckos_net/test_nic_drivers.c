@@ -18,6 +18,7 @@ static const struct family families[] = {
     {"virtio-net", model_virtio, true, false},
     {"e1000e", model_e1000e, true, false},
     {"i219", model_i219, false, true},
+    {"82576", model_82576, true, false},
     {"igb", model_igb, true, true},
     {"igc", model_igc, true, true},
     {"rtl8168h", model_rtl8168, true, true},
@@ -110,11 +111,30 @@ static void takes_over_and_says_what_it_is(void) {
  * where something had been agreed on that must go. */
 static void energy_saving_is_off(void) {
     start();
-    CHECK(!model.saves_energy(&model));
+    if (family->plug != model_82576) CHECK(!model.saves_energy(&model)); /* it has none */
     bool had_agreed = family->plug != model_virtio && family->plug != model_e1000e &&
-                      family->plug != model_i219 && family->plug != model_igb;
+                      family->plug != model_i219 && family->plug != model_igb &&
+                      family->plug != model_82576;
     CHECK_EQUAL(had_agreed ? 1 : 0, model.negotiations);
     if (family->plug == model_igc) CHECK(model.offers_2500(&model));
+}
+
+/* Somebody reset the PHY or switched it off: without a new negotiation there would be no link. */
+static void a_phy_that_waits_is_woken(void) {
+    bool has_phy =
+        family->plug == model_82576 || family->plug == model_igb || family->plug == model_igc;
+    if (!has_phy) return;
+    start();
+    uint32_t before = model.negotiations;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    uint32_t usual = model.negotiations - before;
+    model.phy_was_reset = true;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    CHECK(!model.phy_was_reset && model.negotiations > before + usual);
+    before = model.negotiations;
+    model.phy_is_down = true;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    CHECK(!model.phy_is_down && model.negotiations > before);
 }
 
 static void fails_by_name(void) {
@@ -382,6 +402,7 @@ int main(int count, char **words) {
         fprintf(stderr, "%s, seed %u\n", family->name, seed);
         takes_over_and_says_what_it_is();
         energy_saving_is_off();
+        a_phy_that_waits_is_woken();
         fails_by_name();
         a_queue_that_stays_off_is_refused();
         waits_have_limits();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * I210 and I211, copper. Sections are those of the Intel Ethernet Controller I210 Datasheet
- * (333016). Rings and their ownership: nic/intel_rings.c. Not yet seen on silicon.
+ * I210 and I211, copper, and the 82576, which QEMU emulates from version 8 on. Sections are those
+ * of the Intel Ethernet Controller I210 Datasheet (333016). Rings and their ownership:
+ * nic/intel_rings.c. Not yet seen on silicon.
  */
 #include "nic/intel.h"
 
@@ -18,11 +19,10 @@ enum { EEE_NEGOTIATED = 1u << 29, EEE_SEND_IDLE = 1u << 16, EEE_RECEIVE_IDLE = 1
 enum { EEE_ADVERTISE_100 = 1u << 2, EEE_ADVERTISE_1000 = 1u << 3 };
 
 #define PHY_ADDRESS 1u
-/* IEEE 802.3, 22.2.4.1: control register; restart of the negotiation with it enabled. */
-enum { PHY_CONTROL = 0, PHY_NEGOTIATE = 1 << 12, PHY_RESTART = 1 << 9 };
+#define DEVICE_82576 0x10c9u
 
 static const struct nic_model models[] = {
-    {0x1533, "I210"}, {0x157b, "I210"}, {0x1539, "I211"}, {0, ""}};
+    {DEVICE_82576, "82576"}, {0x1533, "I210"}, {0x157b, "I210"}, {0x1539, "I211"}, {0, ""}};
 
 static void interrupts_off(volatile uint8_t *registers) {
     intel_write(registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
@@ -43,9 +43,9 @@ static enum nic_status reset(volatile uint8_t *registers) {
     return NIC_OK;
 }
 
-/* 3.7.7.3: energy efficient Ethernet off in the MAC, and not offered to the partner any more. The
- * link is negotiated anew only where it had been agreed on, because that costs seconds. */
-static void energy_saving_off(volatile uint8_t *registers) {
+/* 3.7.7.3: energy efficient Ethernet off in the MAC, and not offered to the partner any more. True:
+ * it had been agreed on. */
+static bool energy_saving_off(volatile uint8_t *registers) {
     uint32_t control = intel_read(registers, EEE_CONTROL);
     intel_write(registers, EEE_CONTROL, control & ~(uint32_t)(EEE_SEND_IDLE | EEE_RECEIVE_IDLE));
     uint32_t offered = intel_read(registers, EEE_CONFIGURATION);
@@ -53,11 +53,14 @@ static void energy_saving_off(volatile uint8_t *registers) {
                 offered & ~(uint32_t)(EEE_ADVERTISE_100 | EEE_ADVERTISE_1000));
     intel_write(registers, COALESCING,
                 intel_read(registers, COALESCING) & ~(uint32_t)COALESCING_ENABLE);
-    if ((control & EEE_NEGOTIATED) == 0 || !intel_phy_lock(registers)) return;
-    uint16_t phy;
-    if (intel_phy_read(registers, PHY_ADDRESS, PHY_CONTROL, &phy))
-        (void)intel_phy_write(registers, PHY_ADDRESS, PHY_CONTROL,
-                              phy | PHY_NEGOTIATE | PHY_RESTART);
+    return (control & EEE_NEGOTIATED) != 0;
+}
+
+static void set_up_phy(struct nic *nic, volatile uint8_t *registers) {
+    bool has_energy_saving = nic->device->device_id != DEVICE_82576;
+    bool again = has_energy_saving && energy_saving_off(registers);
+    if (!intel_phy_lock(registers)) return; /* the firmware keeps it: what it negotiated stays */
+    intel_phy_negotiate(registers, PHY_ADDRESS, again);
     intel_phy_unlock(registers);
 }
 
@@ -69,7 +72,7 @@ static enum nic_status igb_start(struct nic *nic) {
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
     intel_set_filter(nic, registers);
-    energy_saving_off(registers);
+    set_up_phy(nic, registers);
     uint32_t control = intel_read(registers, INTEL_CTRL);
     control &= ~(uint32_t)(CTRL_FORCE_SPEED | CTRL_FORCE_DUPLEX | CTRL_MASTER_DISABLE);
     intel_write(registers, INTEL_CTRL, control | CTRL_SET_LINK_UP);
@@ -100,7 +103,7 @@ enum nic_status igb_probe(struct nic *nic, const struct pci_device *device) {
     intel_rings_attach(nic, intel_rings_take(registers));
     nic_set_name(nic->driver, "igb");
     nic_set_name(nic->model, model->name);
-    nic->unproven = true;
+    nic->unproven = model->device_id != DEVICE_82576;
     nic->mtu_bytes_max = NIC_MTU_JUMBO;
     nic->start = igb_start;
     nic->stop = igb_stop;

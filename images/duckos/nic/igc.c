@@ -30,7 +30,6 @@ enum { EEE_ADVERTISE = 1u << 2 | 1u << 3 | 1u << 4 }; /* 100, 1000, 2500 Mbit/s 
 enum { POWER_LIMITS = 1u << 5 | 1u << 6 | 1u << 11 };
 
 #define PHY_ADDRESS 0u
-enum { PHY_CONTROL = 0, PHY_NEGOTIATE = 1 << 12, PHY_RESTART = 1 << 9, PHY_DOWN = 1 << 11 };
 /* IEEE 802.3, 45.2.7.10: multi-gigabit advertisement; bit 7 offers 2.5GBASE-T. */
 enum { MMD_NEGOTIATION = 7, MULTI_GIGABIT = 32, OFFER_2500 = 1 << 7 };
 
@@ -72,11 +71,10 @@ static void energy_saving_off(volatile uint8_t *registers) {
                 intel_read(registers, POWER_MANAGEMENT) & ~(uint32_t)POWER_LIMITS);
 }
 
-/* Offer 2.5 Gbit/s and leave power-down. The link is negotiated anew only where something changed
- * or energy saving had been agreed on, because that costs seconds. */
+/* Offer 2.5 Gbit/s; the link is negotiated anew only where something changed. */
 static void set_up_phy(volatile uint8_t *registers, bool energy_saving_agreed) {
     if (!intel_phy_lock(registers)) return; /* the firmware keeps it: what it negotiated stays */
-    uint16_t offer, control;
+    uint16_t offer;
     bool again = energy_saving_agreed;
     if (intel_mmd_read(registers, PHY_ADDRESS, MMD_NEGOTIATION, MULTI_GIGABIT, &offer) &&
         (offer & OFFER_2500) == 0) {
@@ -84,11 +82,7 @@ static void set_up_phy(volatile uint8_t *registers, bool energy_saving_agreed) {
         (void)intel_mmd_write(registers, PHY_ADDRESS, MMD_NEGOTIATION, MULTI_GIGABIT,
                               offer | OFFER_2500);
     }
-    if (intel_phy_read(registers, PHY_ADDRESS, PHY_CONTROL, &control)) {
-        uint16_t wanted = (uint16_t)((control & ~PHY_DOWN) | PHY_NEGOTIATE);
-        if (again || wanted != control)
-            (void)intel_phy_write(registers, PHY_ADDRESS, PHY_CONTROL, wanted | PHY_RESTART);
-    }
+    intel_phy_negotiate(registers, PHY_ADDRESS, again);
     intel_phy_unlock(registers);
 }
 

@@ -136,6 +136,21 @@ void intel_phy_unlock(volatile uint8_t *registers) {
     semaphore_give(registers);
 }
 
+void intel_phy_negotiate(volatile uint8_t *registers, uint8_t phy, bool again) {
+    /* IEEE 802.3, 22.2.4.1: the control register. */
+    enum { CONTROL = 0, RESTART = 1 << 9, POWER_DOWN = 1 << 11, NEGOTIATE = 1 << 12 };
+    uint32_t status = intel_read(registers, INTEL_STATUS);
+    if ((status & STATUS_PHY_WAS_RESET) != 0) {
+        intel_write(registers, INTEL_STATUS, status & ~(uint32_t)STATUS_PHY_WAS_RESET);
+        again = true;
+    }
+    uint16_t control;
+    if (!intel_phy_read(registers, phy, CONTROL, &control)) return;
+    uint16_t wanted = (uint16_t)((control & ~POWER_DOWN) | NEGOTIATE);
+    if (again || wanted != control)
+        (void)intel_phy_write(registers, phy, CONTROL, wanted | RESTART);
+}
+
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers) {
     static const uint16_t mbps[4] = {10, 100, 1000, 1000};
     uint32_t status = intel_read(registers, INTEL_STATUS);

@@ -41,7 +41,8 @@ enum { /* 8.2.1 */
 };
 enum { /* 8.2.2 */
        STATUS_LINK_UP = 1u << 1,
-       STATUS_SPEED_SHIFT = 6, /* two bits: 10, 100, 1000, 1000 Mbit/s */
+       STATUS_SPEED_SHIFT = 6,          /* two bits: 10, 100, 1000, 1000 Mbit/s */
+       STATUS_PHY_WAS_RESET = 1u << 10, /* PHYRA: stays set until zero is written */
        STATUS_MASTER_ENABLED = 1u << 19,
        STATUS_2500 = 1u << 22, /* I225/I226: with speed 1000 */
 };
@@ -93,6 +94,11 @@ bool intel_mmd_write(volatile uint8_t *registers, uint8_t phy, uint8_t mmd, uint
 /* The PHY is shared with the firmware (4.6.12): own it for the time of MDIO accesses. */
 bool intel_phy_lock(volatile uint8_t *registers) NIC_MUST_CHECK;
 void intel_phy_unlock(volatile uint8_t *registers);
+
+/* Offer what the PHY can do to the partner. With `again`, or after a reset of the PHY, or when it
+ * is powered down or negotiates nothing, the negotiation starts anew; else the firmware's link is
+ * kept, because a new one costs seconds. The lock must be held. */
+void intel_phy_negotiate(volatile uint8_t *registers, uint8_t phy, bool again);
 
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
 
