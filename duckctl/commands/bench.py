@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from duckctl.commands import bench_boot, bench_ducks, bench_gpu, bench_serve
+from duckctl.commands import bench_boot, bench_ducks, bench_gap, bench_gpu, bench_serve
 from duckctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ bench_serve.register(app)
 bench_gpu.register(app)
 bench_boot.register(app)
 bench_ducks.register(app)
+bench_gap.register(app)
 
 
 @app.callback()

@@ -10,8 +10,9 @@
  * exact size.
  *
  * As a program: fuzz_core SEED SECONDS, with a mutator that knows the protocol and both keys (most
- * of the code lies behind the MAC). Built with -DFUZZ_LIBFUZZER it is a libFuzzer target instead:
- * each input is one packet, which is also tried with its MAC made right.
+ * of the code lies behind the MAC), joins new hosts with proofs right and wrong, and changes keys.
+ * Built with -DFUZZ_LIBFUZZER it is a libFuzzer target instead: each input is one packet, which is
+ * also tried with its MAC made right.
  */
 #include "check.h"
 #include "elf.h"
@@ -142,6 +143,20 @@ static uint32_t plausible(const struct fake_host *host, uint8_t type, uint8_t *p
         memcpy(payload, &open, sizeof open);
         return sizeof open;
     }
+    case DUCK_MSG_DOMAIN_KEY: {
+        struct duck_domain_key message = {.domain_session = host->domain_session,
+                                          .wrap_counter = fake_random()};
+        duck_domain_key_wrap(host->keys.wrap, host->domain_raw, &message);
+        memcpy(payload, &message, sizeof message);
+        return sizeof message;
+    }
+    case DUCK_MSG_REKEY: { /* out of turn, mostly: keys really change in change_keys() */
+        struct duck_rekey message = {.epoch = host->epoch + fake_below(3)};
+        if (message.epoch == host->epoch + 1) message.epoch += 7;
+        plat_random(message.ephemeral, sizeof message.ephemeral);
+        memcpy(payload, &message, sizeof message);
+        return sizeof message;
+    }
     case DUCK_MSG_NACK: {
         struct duck_nack nack = {.message_type = DUCK_MSG_RESULT, .range_count = fake_below(65)};
         for (uint32_t i = 0; i < nack.range_count; i++) {
@@ -183,11 +198,11 @@ static struct fake_host *owner_of_session(void) {
 
 static void send_mutated(void) {
     static const uint8_t types[] = {
-        DUCK_MSG_PING,  DUCK_MSG_LOG,  DUCK_MSG_STATS, DUCK_MSG_RESERVE, DUCK_MSG_WRITE,
-        DUCK_MSG_WRITE, DUCK_MSG_READ, DUCK_MSG_OPEN,  DUCK_MSG_COMMIT,  DUCK_MSG_COMMIT,
-        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_NACK,    DUCK_MSG_QUERY,
-        DUCK_MSG_CALL,  DUCK_MSG_CALL, DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT,
-        DUCK_MSG_USAGE};
+        DUCK_MSG_PING,  DUCK_MSG_LOG,        DUCK_MSG_STATS, DUCK_MSG_RESERVE, DUCK_MSG_WRITE,
+        DUCK_MSG_WRITE, DUCK_MSG_READ,       DUCK_MSG_OPEN,  DUCK_MSG_COMMIT,  DUCK_MSG_COMMIT,
+        DUCK_MSG_CALL,  DUCK_MSG_CALL,       DUCK_MSG_CALL,  DUCK_MSG_NACK,    DUCK_MSG_QUERY,
+        DUCK_MSG_CALL,  DUCK_MSG_CALL,       DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT,
+        DUCK_MSG_REKEY, DUCK_MSG_DOMAIN_KEY, DUCK_MSG_USAGE};
     static uint8_t packet[DUCK_WIRE_PACKET_BYTES_MAX + 64];
     struct fake_host *host = &hosts[fake_below(HOSTS)];
     uint8_t *payload = packet + sizeof(struct duck_packet_header);
@@ -210,7 +225,12 @@ static void send_mutated(void) {
         header.sequence = core.session.completed + (fake_below(2) ? 1 : fake_below(7) - 1);
     if (type == DUCK_MSG_WRITE) header.sequence = 1 + host->writes++ / 16;
     bool domain = type == DUCK_MSG_CALL && fake_below(2) != 0;
-    if (domain) header.key = DUCK_KEY_DOMAIN, header.session = host->domain_session;
+    header.epoch = (uint8_t)host->epoch;
+    if (domain) {
+        header.key = DUCK_KEY_DOMAIN;
+        header.session = host->domain_session;
+        header.epoch = 0;
+    }
     uint32_t bytes;
     if (type == DUCK_MSG_CALL || type == DUCK_MSG_WRITE) {
         bytes = plausible_fragment(type, &header, payload);
@@ -229,6 +249,41 @@ static void send_mutated(void) {
     if (fake_below(30) == 0) total = fake_below(total + 64);
     deliver(&host->peer, packet, total);
     if (fake_below(20) == 0) deliver(&host->peer, packet, total); /* replay */
+}
+
+/* A new host comes, with a proof that is right or has one bit changed, from its address or another.
+ * Only right ones become associations. */
+static void join_anew(void) {
+    static struct fake_host newcomer;
+    struct duck_proof proof;
+    uint32_t generations = core.generations;
+    host_make(&newcomer, (uint16_t)(2000 + fake_below(50)), false);
+    host_send_hello(&newcomer);
+    host_make_proof(&newcomer, &proof);
+    bool right = fake_below(2) != 0;
+    if (!right) ((uint8_t *)&proof)[fake_below(offsetof(struct duck_proof, pad))] ^= 1;
+    if (fake_below(8) == 0) fake.now_ns += CORE_COOKIE_NS;
+    if (fake_below(8) == 0) newcomer.peer.port++;
+    uint32_t times = 1 + fake_below(3);
+    for (uint32_t i = 0; i < times; i++) host_send_proof(&newcomer, &proof);
+    asked_bytes += sizeof(struct duck_packet_header) + sizeof(struct duck_hello) +
+                   times * (sizeof(struct duck_packet_header) + sizeof proof);
+    /* Only the reserved word is not part of what is signed. */
+    struct duck_proof unreserved = proof;
+    unreserved.reserved = 0;
+    if (!right && memcmp(&proof, &unreserved, sizeof proof) == 0)
+        CHECK_EQUAL(generations, core.generations);
+    CHECK(core.generations - generations <= 1);
+}
+
+static void change_keys(void) {
+    struct fake_host *host = &hosts[fake_below(HOSTS)];
+    struct duck_rekey request = {.epoch = host->epoch + 1};
+    uint8_t private_key[DUCK_WIRE_KEY_BYTES];
+    plat_random(private_key, sizeof private_key);
+    duck_agree_public(private_key, request.ephemeral);
+    asked_bytes += sizeof(struct duck_packet_header) + sizeof request;
+    host_rekey(host, &request, private_key);
 }
 
 static void send_noise(void) {
@@ -329,6 +384,12 @@ static void one_round(uint64_t seed) {
             break;
         case 2: fake.now_ns += fake_below(2) ? fake_below(1000000) : fake_below(50000000); break;
         case 3: fuzz_elf(); break;
+        case 5:
+            if (fake_below(20) == 0) join_anew();
+            break;
+        case 6:
+            if (fake_below(10) == 0) change_keys();
+            break;
         case 4:
             if (fake_below(100) == 0) fake.now_ns += UINT64_C(4000000000);
             break;

@@ -108,6 +108,9 @@ class HostileDuck {
         std::memcpy(cookie.host_nonce, hello.host_nonce, sizeof cookie.host_nonce);
         duck_agree_public(kOwnKey, cookie.ephemeral);
         duck_agree_public(kOwnKey, cookie.identity);
+        if (below(4) == 0) // a lie already here: the host must come to no harm, and try again
+            reinterpret_cast<uint8_t *>(&cookie)[below(sizeof cookie)] ^=
+                static_cast<uint8_t>(1u << below(8));
         uint8_t packet[sizeof asked + sizeof cookie];
         duck_packet_header header = asked;
         header.type = DUCK_MSG_COOKIE;
@@ -129,7 +132,8 @@ class HostileDuck {
         duck_agree_public(kOwnKey, transcript.duck_identity);
         require(duck_fleet_public(kFleetPrivate, fleet_public), "fleet key");
         duck_transcript_digest(&transcript, fleet_public, digest);
-        require(duck_fleet_verify(fleet_public, digest, proof.signature), "signature");
+        // It does not hold when the cookie was a lie.
+        if (!duck_fleet_verify(fleet_public, digest, proof.signature)) return;
         require(duck_agree(kOwnKey, proof.ephemeral, secret), "agreement");
         duck_session_keys_derive(digest, secret, secret, &keys_);
         set_key(0);

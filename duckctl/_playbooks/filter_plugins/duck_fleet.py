@@ -1,0 +1,117 @@
+"""Filters: an inventory's variables -> the domains, and lists of CPUs as the kernel writes them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NOT_DOMAINS = ("all", "ungrouped", "ducks", "gpu_host")
+NIC_NAME_MAX = 15  # IFNAMSIZ - 1, linux/if.h
+
+
+def duck_domains(
+    hostvars: Mapping[str, Mapping[str, Any]], groups: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """One entry per domain, in the order of the inventory.
+
+    Ansible forgets which groups are children of ``ducks``: a domain is the ducks that share a
+    subnet (no two domains do), and its name is that of the group with exactly those ducks.
+    """
+    members: dict[str, list[str]] = {}
+    for duck in groups.get("ducks", ()):
+        members.setdefault(str(hostvars[duck]["domain_subnet"]), []).append(duck)
+    return [_domain(hostvars[ducks[0]], ducks, groups) for ducks in members.values()]
+
+
+def _domain(
+    values: Mapping[str, Any], ducks: list[str], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    network = ipaddress.IPv4Network(str(values["domain_subnet"]))
+    name = _group_of(ducks, groups)
+    mac = str(values.get("domain_host_mac") or "").lower().replace("-", ":")
+    return {
+        "name": name,
+        "subnet": str(network),
+        "prefix": network.prefixlen,
+        "broadcast": str(network.broadcast_address),
+        "host_address": str(values["domain_host_address"]),
+        "nic": str(values.get("domain_host_nic") or f"duck-{name}"[:NIC_NAME_MAX]),
+        "pci": str(values.get("domain_host_pci") or "").lower(),
+        "mac": mac,
+        "mtu": int(values.get("domain_mtu", 1500)),
+        "ducks": list(ducks),
+        "loopback": network.is_loopback,
+    }
+
+
+def _group_of(ducks: list[str], groups: Mapping[str, Sequence[str]]) -> str:
+    same = [
+        name
+        for name, hosts in groups.items()
+        if name not in NOT_DOMAINS and sorted(hosts) == sorted(ducks)
+    ]
+    if not same:
+        raise ValueError(f"no group has exactly the ducks {', '.join(ducks)} of one subnet")
+    return min(same, key=lambda name: (not name.startswith("domain"), name))
+
+
+def duck_arp_values(
+    domains: Sequence[Mapping[str, Any]], settings: Mapping[str, str]
+) -> dict[str, str]:
+    """The file of each setting of each port, and its value."""
+    return {
+        f"/proc/sys/net/ipv4/conf/{domain['nic']}/{key}": str(value)
+        for domain in domains
+        for key, value in settings.items()
+    }
+
+
+def duck_hugepage_values(nodes: Sequence[int], size_kb: int, pages: int) -> dict[str, str]:
+    """The file with the number of pages of each NUMA node, and its value."""
+    folder = "/sys/devices/system/node"
+    return {
+        f"{folder}/node{node}/hugepages/hugepages-{size_kb}kB/nr_hugepages": str(pages)
+        for node in nodes
+    }
+
+
+def cpu_numbers(text: str) -> list[int]:
+    """``"2-4,7"`` -> [2, 3, 4, 7]; the kernel's "(null)" and an empty text -> []."""
+    numbers: set[int] = set()
+    for part in text.strip().replace("(null)", "").split(","):
+        if part:
+            first, _, last = part.partition("-")
+            numbers |= set(range(int(first), int(last or first) + 1))
+    return sorted(numbers)
+
+
+def cpu_list(numbers: Iterable[int]) -> str:
+    """[2, 3, 4, 7] -> ``"2-4,7"``."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)
+
+
+def missing_arguments(wanted: Sequence[str], command_line: str) -> list[str]:
+    """Kernel arguments that a running kernel was not started with."""
+    active = command_line.split()
+    return [argument for argument in wanted if argument not in active]
+
+
+class FilterModule:
+    """What Ansible looks for."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "duck_domains": duck_domains,
+            "duck_arp_values": duck_arp_values,
+            "duck_hugepage_values": duck_hugepage_values,
+            "cpu_numbers": cpu_numbers,
+            "cpu_list": cpu_list,
+            "missing_arguments": missing_arguments,
+        }

@@ -1,0 +1,43 @@
+"""The transport's benchmarks run, say what they promise, and refuse nonsense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from duckctl import cli
+from duckctl.errors import ExitCode
+
+
+def test_gap_tells_calls_raw_sockets_and_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every case has both medians from the same run, and stages that add up to the round trip."""
+    words = ["--ducks", "1,2", "--bytes", "3000", "--mtu", "1500", "--calls", "40", "--json"]
+    assert cli.run(["bench", "gap", *words]) == ExitCode.OK
+    document = json.loads(capsys.readouterr().out)
+    assert [case["ducks"] for case in document["cases"]] == [1, 2]
+    for case in document["cases"]:
+        assert case["packets"] == 3
+        assert 0 < case["gap_us"]["p50"] <= case["gap_us"]["p99"] <= case["gap_us"]["max"]
+        assert 0 < case["raw_us"]["p50"] <= case["raw_us"]["max"]
+        ratio = case["gap_us"]["p50"] / case["raw_us"]["p50"]
+        assert case["gap_over_raw_p50"] == pytest.approx(ratio, abs=0.006)
+        # Medians of parts are not parts of the median, but not far from it either.
+        assert sum(case["stages_us_p50"].values()) < 2 * case["round_trip_us"]["p50"]
+        assert case["handshake_ms"] > 0
+    assert document["seal_ns"]["1500"]["seal"] > 0
+
+
+def test_wire_tells_bulk_calls_and_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ducks", "2", "--mtu", "9000", "--megabytes", "4", "--json"]
+    assert cli.run(["bench", "wire", *words]) == ExitCode.OK
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert case["bulk"]["mb_per_s"] > 0
+    assert case["calls"]["mb_per_s_each_way"] > 0
+    assert case["raw"]["mb_per_s"] > 0 and 0 <= case["raw"]["lost_share"] < 1
+
+
+@pytest.mark.parametrize("words", [["--ducks", "0"], ["--mtu", "big"], ["--poll", "often"]])
+def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "gap", *words]) == ExitCode.USAGE
+    assert capsys.readouterr().out == ""
