@@ -200,6 +200,7 @@ def test_hostile_requests_reach_no_other_file(net: Net, fleet: Fleet) -> None:
         assert fetch(net, "/boot.ipxe")[0] == 200
 
 
+@pytest.mark.slow
 def test_t26_intents_are_taken_over_and_one_shots_end_with_hello(net: Net, fleet: Fleet) -> None:
     """local, one-shot image, hello: each is served within seconds, other ducks as before (T26)."""
     intents = Intents(BootPaths(fleet.path.parent / "boot").intents)
@@ -220,6 +221,7 @@ def test_t26_intents_are_taken_over_and_one_shots_end_with_hello(net: Net, fleet
         assert reply.server == "198.18.0.1", "the TFTP server is named by the DHCP process"
 
 
+@pytest.mark.slow
 def test_t11_a_looping_duck_is_stopped(net: Net, fleet: Fleet) -> None:
     """The same first stage again and again: an event, then no boot file until hello (T11)."""
     with serving(net, fleet):
@@ -233,6 +235,7 @@ def test_t11_a_looping_duck_is_stopped(net: Net, fleet: Fleet) -> None:
         assert wait_until(lambda: file_of(net, MAC) == "duckos/duckos.efi", 10)
 
 
+@pytest.mark.slow
 def test_a_duck_that_says_hello_each_time_never_loops(net: Net, fleet: Fleet) -> None:
     """Twelve boots with a hello after each are twelve boots, no loop."""
     intents = Intents(BootPaths(fleet.path.parent / "boot").intents)
