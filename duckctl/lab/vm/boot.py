@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from duckctl.console import talk
 from duckctl.errors import UsageError
 from duckctl.image.duckos import DuckosOptions, build_duckos
-from duckctl.image.fleet_public import public_path, read_public
-from duckctl.image.manifest import find_image, image_dir
+from duckctl.image.fleet_public import public_id, public_path, read_public
+from duckctl.image.linux import KernelChoice, LinuxOptions, build_linux
+from duckctl.image.manifest import find_image, image_dir, list_images
 from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import network
 from duckctl.lab.vm.needs import program
 from duckctl.lab.vm.state import VmState
+from duckctl.native import native_path
 from duckctl.process import tail, wait_until
 
 SERVICES_TIMEOUT_S = 15.0
@@ -39,22 +42,36 @@ class Service:
 
 
 def prepare_image(folder: LabFolder, wanted: str) -> None:
-    """Puts what guests boot into the lab's folder.
+    """Builds what guests boot, with the lab's key, into the lab's folder.
 
-    ``wanted``: ``duckos``, the file of another duckos.img, or ``linux``, which must be built
-    already: that takes longer than a lab.
+    ``wanted``: ``duckos``, ``linux``, or the file of another duckos.img.
     """
+    public = read_public(public_path(folder.key_file))
     if wanted == "linux":
-        find_image(folder.root, wanted)
+        _prepare_linux(folder, public)
         return
     if wanted != "duckos" and "/" not in wanted:
         raise UsageError(f"--image '{wanted}' is neither duckos, nor linux, nor a FILE with a '/'")
     source = None if wanted == "duckos" else Path(wanted)
     if source is not None and not source.is_file():
         raise LabError(f"there is no image file {source}")
-    public = read_public(public_path(folder.key_file))
     # A guest that polls without rest takes a whole core of this machine.
     build_duckos(folder.root, public, options=DuckosOptions(poll="hlt"), source=source)
+
+
+def _prepare_linux(folder: LabFolder, public: str) -> None:
+    """An image of this installation and key is kept: it takes a while to build."""
+    build = native_path("build-hash").read_text(encoding="ascii").strip()
+    wanted = ("linux", build, public_id(public))
+    images = list_images(folder.root)
+    if wanted in [(image.name, image.build_hash, image.fleet_public_id) for image in images]:
+        return
+    options = LinuxOptions(poll="block")
+    try:
+        build_linux(folder.root, public, kernel=KernelChoice(), options=options)
+    except UsageError:
+        talk("this machine has no installed kernel: apt fetches Debian's package")
+        build_linux(folder.root, public, kernel=KernelChoice(download=True), options=options)
 
 
 def start_options(folder: LabFolder, state: VmState) -> Sequence[str]:
