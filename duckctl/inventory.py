@@ -343,7 +343,7 @@ class _Parser:
                     f"{other.name} (line {other_line}); every domain needs its own",
                 )
         host_line = values["domain_host_address"][1]
-        if problem := _outside(domain.host_address, domain.subnet):
+        if problem := fields.outside(domain.host_address, domain.subnet):
             self.wrong(host_line, f"domain_host_address {domain.host_address} {problem}")
         if domain.dispatch == "broadcast" and domain.subnet.is_loopback:
             self.wrong(line, "the loopback device has no broadcast; use domain_dispatch: unicast")
@@ -424,7 +424,7 @@ class _Parser:
 
     def check_duck(self, duck: Duck) -> None:
         line = self.line_of(duck, "duck_address")
-        if problem := _outside(duck.address, duck.domain.subnet):
+        if problem := fields.outside(duck.address, duck.domain.subnet):
             self.wrong(line, f"duck_address {duck.address} of {duck.name} {problem}")
         elif duck.address == duck.domain.host_address and not duck.address.is_loopback:
             self.wrong(line, f"duck_address {duck.address} of {duck.name} is the host's own")
@@ -470,22 +470,6 @@ class _Parser:
 
 def _value(values: Mapping[str, Any], key: str, default: Any) -> Any:
     return values[key][0] if key in values else default
-
-
-def _outside(address: IPv4Address, subnet: IPv4Network) -> str:
-    """Why an address cannot be a member of the subnet; empty if it can."""
-    if address not in subnet:
-        return f"is outside of its domain's subnet {subnet}"
-    if address == subnet.network_address:
-        return f"is the network address of {subnet}"
-    if address == subnet.broadcast_address:
-        return f"is the broadcast address of {subnet}"
-    return ""
-
-
-def _is_of_lab(duck: Duck) -> bool:
-    """A lab's addresses are made up, and nobody else has them."""
-    return any(power.backend == "lab" for power in duck.power)
 
 
 def _warnings(domains: Mapping[str, Domain], ducks: list[Duck]) -> list[str]:

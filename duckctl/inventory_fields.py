@@ -157,6 +157,22 @@ def is_locally_administered(mac: str) -> bool:
     return bool(int(mac[:2], 16) & 2)
 
 
+def outside(address: IPv4Address, subnet: IPv4Network) -> str:
+    """Why an address cannot be a member of the subnet; empty if it can."""
+    if address not in subnet:
+        return f"is outside of its domain's subnet {subnet}"
+    if address == subnet.network_address:
+        return f"is the network address of {subnet}"
+    if address == subnet.broadcast_address:
+        return f"is the broadcast address of {subnet}"
+    return ""
+
+
+def _is_of_lab(duck: Duck) -> bool:
+    """A lab's addresses are made up, and nobody else has them."""
+    return any(power.backend == "lab" for power in duck.power)
+
+
 def _one_power(located: Located) -> Power:
     if not isinstance(located.value, YamlMapping):
         raise FieldError(f"expected a mapping with 'backend', found {located.kind()}")
