@@ -472,6 +472,11 @@ def _value(values: Mapping[str, Any], key: str, default: Any) -> Any:
     return values[key][0] if key in values else default
 
 
+def _is_of_lab(duck: Duck) -> bool:
+    """A lab's addresses are made up, and nobody else has them."""
+    return any(power.backend == "lab" for power in duck.power)
+
+
 def _warnings(domains: Mapping[str, Domain], ducks: list[Duck]) -> list[str]:
     """What works, but is known to bite later."""
     found = []

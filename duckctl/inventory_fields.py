@@ -168,11 +168,6 @@ def outside(address: IPv4Address, subnet: IPv4Network) -> str:
     return ""
 
 
-def _is_of_lab(duck: Duck) -> bool:
-    """A lab's addresses are made up, and nobody else has them."""
-    return any(power.backend == "lab" for power in duck.power)
-
-
 def _one_power(located: Located) -> Power:
     if not isinstance(located.value, YamlMapping):
         raise FieldError(f"expected a mapping with 'backend', found {located.kind()}")
