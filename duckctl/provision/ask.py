@@ -17,7 +17,7 @@ def confirm_restart(names: Sequence[str], serving: Sequence[str], yes: bool) -> 
     """Returns when it is meant. Raises UsageError without a terminal, Abort for a "no"."""
     if yes or (len(names) <= CONFIRM_ABOVE and not serving):
         return
-    what = f"restart {len(names)} ducks ({name_some(names)})"
+    what = f"restart {len(names)} duck{'s' if len(names) > 1 else ''} ({name_some(names)})"
     if serving:
         what += f", {len(serving)} of which serve: requests fail until they are back"
     if not sys.stdin.isatty():

@@ -32,7 +32,9 @@ LOOK_SOON_S = 1.0  # between two looks at a duck that may answer any moment
 LOOK_LATE_S = 5.0  # at one whose boot the log tells of
 LOOK_DUCKS_MAX = 64  # of one host transport
 LOOKS_AT_ONCE = 2
-RELOAD_S = 600.0  # a serving host loads a returned duck again; this long without a step is given up
+# A serving host loads a duck that is back, beginning within seconds; 23 GB take minutes.
+RELOAD_BEGIN_S = 30.0
+RELOAD_S = 900.0
 BY_HAND_S = 900.0  # a person walks to the shelf and switches boxes on
 PROTOCOL = "reboot"
 
@@ -161,9 +163,8 @@ class Engine:
                 means += [backend for backend in switches for _ in range(2)]
             # A wait that an earlier run began goes on; a clock that was set back starts it anew.
             waited_s = max(0.0, wall_s - record.since_s) if record.state in WAITING else 0.0
-            self._courses[name] = Course(
-                plan, record, means, now_s - waited_s, reload=record.state is State.SERVING
-            )
+            serves = answers.get(name, {}).get("state") == "serving"
+            self._courses[name] = Course(plan, record, means, now_s - waited_s, reload=serves)
         at_s = self._clock.wall_s()
         self._apply([(plan.duck.name, event) for plan in plans for event in _opening(plan, at_s)])
         kept = [plan for plan in plans if plan.do is Do.KEEP]
@@ -226,6 +227,8 @@ class Engine:
         now_s = self._clock.now_s()
         for name, course in self._courses.items():
             record = course.record
+            if record.is_up and not course.settled:
+                self._settle(course)
             if course.settled or course.busy or record.state not in WAITING or not record.step:
                 continue
             limit_s = self._limits.of(record.step)
@@ -266,10 +269,14 @@ class Engine:
         elif course.plan.do is Do.REPORT:
             course.settled = record.state is State.FAILED
         elif record.is_up and record.verified and not self._is_to_restart(course):
-            waited_s = self._clock.now_s() - course.entered_s
-            course.settled = (
-                not course.reload or record.state is State.SERVING or waited_s > RELOAD_S
-            )
+            course.settled = not course.reload or self._is_reloaded(course)
+
+    def _is_reloaded(self, course: Course) -> bool:
+        """It serves again, or nobody will make it so."""
+        if course.record.state is State.SERVING:
+            return True
+        limit_s = RELOAD_S if course.record.state is State.LOADING else RELOAD_BEGIN_S
+        return self._clock.now_s() - course.entered_s > limit_s
 
     def _is_to_restart(self, course: Course) -> bool:
         """Up still, but its restart has not begun."""
@@ -293,7 +300,7 @@ class Engine:
             means = course.means.pop(0)
             kind = Kind.REBOOT if means == PROTOCOL else Kind.BOOT
             reason = f"{means}: {course.plan.why}"
-            if kind is Kind.REBOOT and course.record.state is State.SERVING:
+            if kind is Kind.REBOOT and course.reload:
                 asked.append((course.plan.duck.name, Event(Kind.DRAIN, self._clock.wall_s())))
             event = Event(kind, self._clock.wall_s(), reason, course.plan.old_boot_id)
             asked.append((course.plan.duck.name, event))

@@ -285,3 +285,38 @@ def test_wait_plans_still_fail_in_the_end(fleet: Fleet) -> None:
     records = run(fleet, world)
     assert {record.step for record in records.values()} == {Step.DHCP}
     assert world.boxes["duck01"].switched == ["command", "command"]
+
+
+def test_a_duck_that_served_is_waited_for_until_it_serves_again(fleet: Fleet) -> None:
+    """The serving host loads it; when nobody does, the run ends all the same."""
+
+    class Served(World):
+        """What the ducks say they do depends on how long they are up."""
+
+        host_lives = True
+
+        def answers(self, names: Sequence[str]) -> list[dict[str, Any]]:
+            found = super().answers(names)
+            for entry in found:
+                box = self.boxes[entry["name"]]
+                up_s = self.time_s - (box.started_s or 0.0) - 20.0
+                if entry["reachable"] and self.host_lives:
+                    entry["state"] = "idle" if up_s < 5 else "loading" if up_s < 90 else "serving"
+            return found
+
+    world = Served(boxes(fleet))
+    run(fleet, world)
+    world.time_s += 600.0
+    records = run(fleet, world, restart_all=True)
+    assert {record.state for record in records.values()} == {State.SERVING}
+    world.time_s += 600.0
+    begin_s, start = world.time_s, world._start
+
+    def start_without_host(box: Box) -> None:
+        start(box)
+        world.host_lives = False
+
+    world._start = start_without_host  # type: ignore[method-assign]
+    records = run(fleet, world, restart_all=True)
+    assert {record.state for record in records.values()} == {State.READY}
+    assert world.time_s - begin_s < 120.0
