@@ -11,7 +11,7 @@ import duckctl
 from duckctl.errors import UsageError
 from duckctl.image.fleet_public import public_id
 from duckctl.image.manifest import ImageError, ImageManifest, describe_file, install_image
-from duckctl.image.staging import staged_folder
+from duckctl.image.staging import build_hash_in, staged_folder
 from duckctl.native import native_path
 
 # images/duckos/boot/config_block.h
@@ -90,7 +90,7 @@ def build_duckos(
     ``source``: another duckos.img than the installed one.
     """
     built = source or native_path(FILE)
-    build_hash = native_path("build-hash").read_text(encoding="ascii").strip()
+    build_hash = build_hash_in(built)
     values = {
         "fleet_public": fleet_public,
         "version": duckctl.__version__,

@@ -25,7 +25,7 @@ from duckctl.image.kernel_source import (
     from_system,
 )
 from duckctl.image.manifest import ImageError, ImageManifest, describe_file, install_image
-from duckctl.image.staging import staged_folder
+from duckctl.image.staging import build_hash_in, staged_folder
 from duckctl.image.uki import find_stub, make_uki
 from duckctl.native import native_path
 
@@ -108,7 +108,7 @@ def build_linux(
             kind="linux",
             version=duckctl.__version__,
             digest="",
-            build_hash=native_path("build-hash").read_text(encoding="ascii").strip(),
+            build_hash=build_hash_in(native_path("duckd")),
             fleet_public_id=public_id(fleet_public),
             command_line=command_line,
             inputs=inputs,

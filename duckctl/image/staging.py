@@ -9,6 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from duckctl.image.manifest import ImageError, image_dir, images_dir
+from duckctl.native import native_path
+
+
+def build_hash_in(*programs: Path) -> str:
+    """The build hash of this installation, which every one of the programs must carry.
+
+    Raises ImageError for one that was built from other sources: its ducks would refuse the host.
+    """
+    found = native_path("build-hash").read_text(encoding="ascii").strip()
+    for program in programs:
+        if found.encode("ascii") not in program.read_bytes():
+            raise ImageError(
+                f"{program} was not built from the sources of this installation (build {found})",
+                "build and install all native parts together",
+            )
+    return found
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from duckctl.image.duckos import BLOCK_BYTES, BLOCK_MAGIC
+from duckctl.native import native_path
 
 INVENTORY = """
 all:
@@ -41,9 +42,10 @@ def make_fleet_dir(folder: Path) -> Path:
 
 
 def made_up_duckos(size: int = 64 * 1024, at: int = 8192) -> bytes:
-    """The form of duckos.img: bytes with an empty config block."""
+    """The form of duckos.img: bytes with the build hash and an empty config block."""
     image = bytearray(os.urandom(size).replace(BLOCK_MAGIC, bytes(8)))
     image[at : at + BLOCK_BYTES] = BLOCK_MAGIC + bytes(BLOCK_BYTES - len(BLOCK_MAGIC))
+    image[64 : 64 + 40] = native_path("build-hash").read_bytes().strip()
     return bytes(image)
 
 

@@ -38,6 +38,7 @@ from duckctl.image.manifest import (
     verify_files,
 )
 from duckctl.image.uki import add_sections, find_stub
+from duckctl.native import native_path
 
 
 @pytest.fixture
@@ -72,6 +73,26 @@ def test_duckos_carries_key_and_options(fleet: Path, public: str, tmp_path: Path
     assert image.fleet_public_id == public_id(public)
     assert find_image(fleet, "lab") == image
     assert verify_files(fleet, image) == []
+
+
+def test_the_installed_duckos_becomes_an_image(fleet: Path, public: str) -> None:
+    """The real file: its block is found, it fits the budget, it has this installation's build."""
+    image = build_duckos(fleet, public, options=DuckosOptions(poll="spin"))
+    data = (image_dir(fleet, "duckos") / "duckos.img").read_bytes()
+    assert data.count(BLOCK_MAGIC) == 1
+    assert f"fleet_public={public}\n".encode() in data
+    assert image.build_hash.encode() in data
+    assert data[:2] == b"MZ", "a UEFI application"
+    assert data[0x202:0x206] == b"HdrS", "a bzImage"
+
+
+def test_another_build_is_refused(fleet: Path, public: str, tmp_path: Path) -> None:
+    """A duckos.img of other sources would greet the host with another build."""
+    source = tmp_path / "duckos.img"
+    mine = native_path("build-hash").read_bytes().strip()
+    source.write_bytes(made_up_duckos().replace(mine, b"0" * 40))
+    with pytest.raises(ImageError, match="was not built from the sources of this installation"):
+        build_duckos(fleet, public, source=source)
 
 
 @pytest.mark.parametrize("kind", ["duckos", "linux"])
@@ -372,7 +393,7 @@ def test_a_failed_build_leaves_the_old_image(fleet: Path, public: str, tmp_path:
     source = tmp_path / "duckos.img"
     source.write_bytes(made_up_duckos())
     before = build_duckos(fleet, public, source=source)
-    source.write_bytes(b"broken")
+    source.write_bytes(made_up_duckos() * 2)
     with pytest.raises(ImageError):
         build_duckos(fleet, public, source=source)
     assert find_image(fleet, "duckos") == before
