@@ -49,6 +49,7 @@ class ServeOptions:
     max_context: int | None
     max_queue: int
     activations: str
+    scrub_pause_s: float
     kernel: str
     threads: int | None
     faults: dict[str, float] | None
@@ -96,6 +97,7 @@ def run_document(
         "max_context": options.max_context,
         "max_queue": options.max_queue,
         "activation_dtype": options.activations,
+        "scrub_pause_s": options.scrub_pause_s,
         "threads": options.threads,
         "faults": options.faults,
         "api_key_file": str(options.api_key_file.absolute()) if options.api_key_file else None,

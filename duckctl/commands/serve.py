@@ -93,6 +93,13 @@ def serve(
     ),
     max_queue: int = typer.Option(16, "--max-queue", min=1, help="Requests that may wait."),
     activations: Activations = typer.Option(Activations.F32, "--activations", help="On the wire."),
+    scrub_pause: float = typer.Option(
+        30.0,
+        "--scrub-pause",
+        min=0,
+        max=86400,
+        help="Seconds between two pieces of weights that ducks check again; 0 = never.",
+    ),
     kernel: Kernel = typer.Option(Kernel.AVX2, "--kernel", help="Kernel that the ducks run."),
     threads: int | None = typer.Option(None, "--threads", min=1, help="CPU threads of the host."),
     model_name: str | None = typer.Option(
@@ -135,6 +142,7 @@ def serve(
         max_context=max_context,
         max_queue=max_queue,
         activations=activations.value,
+        scrub_pause_s=scrub_pause,
         kernel=kernel.value,
         threads=threads,
         faults=parse_faults(faults),

@@ -51,6 +51,8 @@ class RemoteOptions:
     core_count: int = 0  # of each duck; 0 = all
     tokens_max: int = wire.EXPERTS_TOKENS_MAX  # of one message
     faults: Faults | None = None
+    # Between two pieces of weights that ducks compare with their digest again; 0 = never.
+    scrub_pause_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ class RemoteExperts:
             self._transport,
             partial(_open_request, self._cache, largest, self._options),
             self._options.call_deadline_ms,
+            scrub_pause_s=self._options.scrub_pause_s,
         )
         self._last_status: list[DuckStatus] | None = None  # set by close()
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from host_runtime import wire
 from host_runtime.errors import HostError
@@ -28,6 +28,7 @@ from host_runtime.fleet.keeper import Keeper, failure_state, watch
 from host_runtime.fleet.kernel_file import KernelFile
 from host_runtime.fleet.loader import LoadCancelledError, PieceBudget
 from host_runtime.fleet.pins import IdentityError
+from host_runtime.fleet.scrub import Scrubber, ScrubCounters, ScrubTarget
 from host_runtime.fleet.status import (
     LOG_LEVELS,
     DuckReport,
@@ -84,6 +85,7 @@ class FleetManager:
         open_request: OpenRequest,
         silence_ms: int,
         clock: Callable[[], float] = time.monotonic,
+        scrub_pause_s: float = 0.0,
     ) -> None:
         self._transport = transport
         self._open_request = open_request
@@ -107,6 +109,14 @@ class FleetManager:
             )
             for keeper in self._keepers
         ]
+        self._scrubber = Scrubber(
+            transport,
+            [ScrubTarget(k.duck.slot, k.duck.name, k.part.pieces) for k in self._keepers],
+            scrub_pause_s,
+            lambda index: self._keepers[index].state is DuckState.SERVING,
+            lambda: sum(transport.duck_status(k.duck.slot).calls for k in self._keepers),
+            self._damaged,
+        )
         self._pool = ThreadPoolExecutor(len(self._keepers) + 1, thread_name_prefix="fleet")
         self._monitor = threading.Thread(target=self._run, name="fleet-monitor", daemon=True)
 
@@ -120,6 +130,7 @@ class FleetManager:
         self._start_load(progress or self._log_progress)
         self._open()
         self._monitor.start()
+        self._scrubber.start()
 
     def close(self) -> None:
         """Ends jobs and the monitor, then the compute session. The transport stays open."""
@@ -127,6 +138,7 @@ class FleetManager:
         self._wake.set()
         self._set_problem(FleetProblem("the fleet was closed"))
         self._cancel_loads()
+        self._scrubber.close()
         if self._monitor.is_alive():
             self._monitor.join(CLOSE_WAIT_S)
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -141,7 +153,13 @@ class FleetManager:
         return self._problem
 
     def reports(self) -> list[DuckReport]:
-        return name_stragglers([keeper.report() for keeper in self._keepers])
+        reports = [keeper.report() for keeper in self._keepers]
+        return name_stragglers(
+            [
+                replace(report, counters={**report.counters, **_scrub_counters(scrubbed)})
+                for report, scrubbed in zip(reports, self._scrubber.counters, strict=True)
+            ]
+        )
 
     def events(self) -> list[FleetEvent]:
         return self._events.recent()
@@ -159,6 +177,15 @@ class FleetManager:
                 keeper = self._keepers[index]
                 if keeper.state is DuckState.SERVING:
                     self._mark(keeper, state, error.message)
+            self._update_problem()
+        self._wake.set()
+
+    def _damaged(self, index: int, text: str) -> None:
+        """A duck's memory differs: it leaves the session, and the monitor loads what lacks."""
+        with self._lock:
+            keeper = self._keepers[index]
+            if keeper.state is DuckState.SERVING:
+                self._mark(keeper, DuckState.FAULTED, text)
             self._update_problem()
         self._wake.set()
 
@@ -362,6 +389,15 @@ class FleetManager:
 
     def _set_problem(self, problem: FleetProblem | None) -> None:
         self._problem = problem
+
+
+def _scrub_counters(scrubbed: ScrubCounters) -> dict[str, float]:
+    return {
+        "scrubbed_pieces": float(scrubbed.pieces),
+        "scrubbed_bytes": float(scrubbed.bytes),
+        "scrub_damaged": float(scrubbed.damaged),
+        "scrub_passes": float(scrubbed.passes),
+    }
 
 
 def _failures(jobs: Sequence[Future[None]]) -> list[tuple[int, HostError]]:

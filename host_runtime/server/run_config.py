@@ -53,6 +53,7 @@ class RunConfig(BaseModel):
     activation_dtype: Literal["f32", "bf16"] = "f32"
     result_dtype: Literal["f32"] = "f32"
     call_deadline_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
+    scrub_pause_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     prefill_chunk: Annotated[int, Field(ge=1, le=512)] = 64
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     faults: Faults | None = None

@@ -76,6 +76,7 @@ def start_remote_experts(config: RunConfig, model: ModelConfig) -> Experts:
         activation_dtype=wire.Dtype[config.activation_dtype.upper()],
         result_dtype=wire.Dtype[config.result_dtype.upper()],
         call_deadline_ms=config.call_deadline_ms,
+        scrub_pause_s=config.scrub_pause_s,
         faults=Faults(**config.faults.model_dump()) if config.faults else None,
     )
     with step(f"connecting the {len(fleet.ducks)} ducks of {fleet.name} and loading their shards"):

@@ -118,7 +118,12 @@ static struct duck_done finish(struct duck_core *core, const struct core_commit_
     const struct duck_commit *request = &job->request;
     struct core_region *region = &core->region[request->region];
     duck_sha256_end(&job->hash, found);
-    if (memcmp(found, request->sha256, sizeof found) != 0) return digest_differs(found);
+    if (memcmp(found, request->sha256, sizeof found) != 0) {
+        /* Also of what was committed before: memory that changed by itself holds no weights now. */
+        ranges_remove(&region->committed, request->offset, request->offset + request->bytes);
+        region->whole = false;
+        return digest_differs(found);
+    }
     core->stats.commits++;
     if (!ranges_add(&region->committed, request->offset, request->offset + request->bytes))
         return done_make(DUCK_ERR_LIMIT, RANGES_MAX, "COMMIT: too many separate pieces");
