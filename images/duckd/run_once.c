@@ -85,9 +85,9 @@ static const char *kind_name(uint32_t kind) {
 }
 
 static int say_fault(const struct duck_fault *fault) {
-    fprintf(stderr,
-            "verdict=fault kind=%s address=0x%llx instruction=", kind_name(fault->fault_kind),
-            (unsigned long long)fault->address);
+    const char *verdict = fault->status == DUCK_ERR_MEMORY_LIMIT ? "memory-limit" : "fault";
+    fprintf(stderr, "verdict=%s kind=%s address=0x%llx instruction=", verdict,
+            kind_name(fault->fault_kind), (unsigned long long)fault->address);
     if (fault->instruction == UINT64_MAX)
         fputs("outside", stderr);
     else

@@ -62,7 +62,7 @@ class DuckosGuest:
         self.name = name
         self.port = free_udp_port(address)
         self.serial = folder / f"{name}.serial"
-        self.serial.touch()
+        self.serial.write_bytes(b"")
         words = f"name={name} poll={poll} console=serial {options}"
         words += f" fleet_public={public or self.key.public.hex()}"
         forward = f"hostfwd=udp:{address}:{self.port}-:7211"
