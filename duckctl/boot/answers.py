@@ -16,9 +16,6 @@ from duckctl.image.manifest import ImageManifest
 from duckctl.inventory import Domain, Duck
 
 BOOT_SCRIPT = "boot.ipxe"
-# PXE_DISCOVERY_CONTROL with bit 3: take the file of this offer, ask nobody else (PXE 2.1, 2.2.3).
-# Without it EDK2 sends its request to port 4011 and accepts no offer if nobody answers there.
-PXE_TAKE_THIS = bytes.fromhex("060108")
 
 
 @dataclass(frozen=True)

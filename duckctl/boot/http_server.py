@@ -6,6 +6,7 @@ per domain, bound to the host's address there, so nothing is served to other net
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
@@ -184,9 +185,11 @@ class BootServer:
             except OSError as error:
                 self.stop()
                 port = self.plan().policy.http_port
+                hint = "see who has it: ss -ltnp; or choose another: --http-port"
+                if error.errno == errno.EADDRNOTAVAIL:
+                    hint = f"no port of this machine has {domain.name}'s host address: ip address"
                 raise DuckError(
-                    f"cannot serve HTTP at {domain.host_address}:{port}: {error.strerror}",
-                    "see who has it: ss -ltnp; or choose another: --http-port",
+                    f"cannot serve HTTP at {domain.host_address}:{port}: {error.strerror}", hint
                 ) from error
             self._servers.append(server)
             thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)

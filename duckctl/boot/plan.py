@@ -102,8 +102,8 @@ class BootPlan:
     interfaces: Mapping[str, str] = field(default_factory=dict)
 
     def mode_of(self, domain: Domain) -> Mode:
-        """How this domain is served."""
-        return self.policy.mode or domain.boot
+        """How this domain is served; on loopback nobody boots."""
+        return "off" if domain.subnet.is_loopback else self.policy.mode or domain.boot
 
     @property
     def unknown(self) -> Unknown:

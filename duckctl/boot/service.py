@@ -32,7 +32,7 @@ from duckctl.boot.plan import BootPlan, plan_boot
 from duckctl.boot.ports import port_conflicts
 from duckctl.boot.tree import sync_tftp
 from duckctl.boot.watch import BootWatch, Finding, WatchLimits
-from duckctl.errors import DuckError
+from duckctl.errors import DuckError, UsageError
 from duckctl.inventory import load_inventory
 from duckctl.process import (
     command_line,
@@ -146,6 +146,10 @@ def _changed_at(path: Path) -> int:
 
 def check_service(plan: BootPlan) -> None:
     """Raises BootServiceError when the service could not run: programs, rights, ports."""
+    if all(plan.mode_of(domain) == "off" for domain in plan.fleet.domains):
+        raise UsageError(
+            f"no domain of {plan.fleet.name} is served: all are on loopback or domain_boot: off"
+        )
     if shutil.which("dnsmasq") is None:
         raise BootServiceError("dnsmasq is not installed", "sudo apt-get install dnsmasq-base")
     conflicts = port_conflicts(plan)

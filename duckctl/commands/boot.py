@@ -44,12 +44,16 @@ def _clock_text(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def _tell_event(event: BootEvent) -> None:
+def _event_text(event: BootEvent) -> str:
     who = event.duck or event.mac or event.address or "?"
     parts = [event.kind, event.file or "", event.text]
     if event.arch is not None:
         parts.insert(1, f"arch {event.arch}")
-    talk(f"{_clock_text(event.time)} {who}: {' '.join(part for part in parts if part)}")
+    return f"{_clock_text(event.time)} {who}: {' '.join(part for part in parts if part)}"
+
+
+def _tell_event(event: BootEvent) -> None:
+    talk(_event_text(event))
 
 
 def _tell_finding(finding: Finding) -> None:
@@ -161,6 +165,37 @@ def clear(pattern: str = PATTERN, inventory: Path | None = INVENTORY) -> None:
     intents = Intents(boot_paths(fleet).intents)
     changed = [duck.name for duck in select(fleet, pattern) if intents.clear(duck.name)]
     talk(f"cleared: {', '.join(changed)}" if changed else "there was nothing to clear")
+
+
+@app.command("log")
+def log_command(
+    pattern: str = typer.Argument("", help="Ducks; default: all boxes, unknown ones too."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Go on with what comes."),
+    inventory: Path | None = INVENTORY,
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line."),
+) -> None:
+    """Show what boxes asked for and were answered, from the logs of DHCP, TFTP and HTTP.
+
+    \b
+    Examples:
+      duckctl boot log duck03
+      duckctl boot log --follow --json
+    """
+    import json
+    import sys
+    from dataclasses import asdict
+
+    from duckctl.boot.follow import follow_log, read_log
+
+    fleet = choose_inventory(inventory)
+    names = {duck.name for duck in select(fleet, pattern)} if pattern else None
+    paths = boot_paths(fleet)
+    events = follow_log(fleet, paths, from_start=True) if follow else read_log(fleet, paths)
+    for event in events:
+        if names is None or event.duck in names:
+            line = json.dumps(asdict(event)) if as_json else _event_text(event)
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
 
 
 @app.command()

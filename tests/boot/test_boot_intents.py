@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 import threading
@@ -119,3 +121,44 @@ def test_config_is_printed_and_nothing_written(tmp_path: Path) -> None:
     assert "dhcp-range=set:dom0,tag:!noboot,198.18.0.0,proxy" in done.stdout
     assert not (tmp_path / "boot").exists()
     assert duckctl(tmp_path, "boot", "config", "--mode", "some").returncode == 2
+
+
+def test_the_log_is_shown_and_followed(tmp_path: Path) -> None:
+    """`boot log`: one line an event, by duck; --follow tells what is appended, until Ctrl-C."""
+    make_fleet(tmp_path)
+    log = tmp_path / "boot/http.jsonl"
+    log.parent.mkdir()
+
+    def request(path: str, address: str) -> str:
+        entry = {"time": 1.5, "domain": "dom0", "address": address, "method": "GET", "path": path,
+                 "status": 200, "bytes": 1, "problem": ""}  # fmt: skip
+        return json.dumps(entry) + "\n"
+
+    log.write_text(request("/boot.ipxe", "198.18.0.12") + request("/x", "198.18.0.13"))
+    shown = duckctl(tmp_path, "boot", "log", "duck02").stdout
+    assert shown.endswith("duck02: http /boot.ipxe\n")
+    assert "/x" not in shown
+    command = [sys.executable, "-m", "duckctl", "boot", "log", "-f", "--json",
+               "--inventory", str(tmp_path / "shelf.yml")]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["duck"] for _ in range(2)] == [
+            "duck02", "duck03"
+        ]  # fmt: skip
+        with log.open("a") as file:
+            file.write(request("/new", "198.18.0.11"))
+        assert json.loads(process.stdout.readline())["file"] == "/new"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+def test_a_lab_of_processes_has_nothing_to_boot(tmp_path: Path) -> None:
+    """Domains on loopback are never served."""
+    text = (
+        "all: {children: {ducks: {children: {d: {vars: {domain_subnet: 127.21.1.0/24, "
+        "domain_host_address: 127.21.1.1}, hosts: {d01: {duck_address: 127.21.1.11}}}}}}}"
+    )
+    (tmp_path / "shelf.yml").write_text(text)
+    done = duckctl(tmp_path, "boot", "serve")
+    assert done.returncode == 2
+    assert "no domain of shelf is served" in done.stderr
