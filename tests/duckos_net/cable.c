@@ -19,7 +19,7 @@ static void send(struct nic *nic, size_t bytes) {
     if (cable.sent_count - cable.sent_taken > CABLE_SENT_MAX) cable.sent_taken++;
     memcpy(sent->bytes, cable.buffer, bytes);
     sent->size = bytes;
-    memset(cable.buffer, 0xa5, sizeof cable.buffer); /* old bytes must not leave in padding */
+    memset(cable.buffer, 0xa5, sizeof cable.buffer);
 }
 
 static void take_datagram(const struct net_peer *from, uint8_t *payload, size_t bytes) {
@@ -35,6 +35,7 @@ void cable_reset(void) {
     machine_reset();
     net_random_seed(7);
     memset(&cable, 0, sizeof cable);
+    memset(cable.buffer, 0xa5, sizeof cable.buffer); /* old bytes must not leave in padding */
     cable.nic =
         (struct nic){.mtu_bytes_max = 9000, .link = true, .send_buffer = send_buffer, .send = send};
     struct net_interface *interface = &cable.interface;

@@ -15,7 +15,7 @@ struct realtek {
     uint32_t revision;
     uint32_t receive_next, send_next; /* the device's places in its rings */
     uint16_t phy[32], mmd_select, mmd_control, eee_offer;
-    uint16_t ocp_eee, ocp_eee_2500, ocp_control;
+    uint16_t ocp_eee, ocp_eee_2500, ocp_control, list_control, send_format;
 };
 
 struct descriptor {
@@ -53,13 +53,15 @@ static struct descriptor *descriptor_at(struct realtek *realtek, unsigned base, 
 static void run(struct model *model) {
     struct realtek *realtek = model->own;
     if ((realtek->reg[0x37] & 4) == 0 || !model->link || model->hold_sends) return;
+    if (realtek->is_8125) CHECK_EQUAL(0, realtek->send_format);
+    if (realtek->late) CHECK_EQUAL(1 << 15, realtek->list_control); /* the driver's list */
     for (;;) {
         struct descriptor *at = descriptor_at(realtek, 0x20, realtek->send_next);
         if ((at->command & BIT(OWN_BIT)) == 0) return;
         CHECK((at->command & BIT(FIRST_BIT)) != 0 && (at->command & BIT(LAST_BIT)) != 0);
         CHECK_EQUAL(0, at->tag);
         uint32_t size = at->command & 0xffff;
-        CHECK(size <= realtek->reg[0xec] * 128u);
+        CHECK(size <= 9014);
         model_sent(model, machine_dma(model->device, at->buffer), size);
         realtek->send_next = (at->command & BIT(END_BIT)) != 0 ? 0 : realtek->send_next + 1;
         at->command &= BIT(END_BIT);
@@ -132,6 +134,19 @@ static void ocp(struct realtek *realtek, uint32_t command) {
     }
 }
 
+/* 0xe8de: the descriptor list of firmware or driver; 0xeb58: the format of descriptors to send. */
+static void mac_ocp(struct realtek *realtek, uint32_t command) {
+    uint32_t address = command >> 15 & 0xfffe;
+    CHECK(realtek->late && (address == 0xe8de || address == 0xeb58));
+    uint16_t *at = address == 0xe8de ? &realtek->list_control : &realtek->send_format;
+    if ((command & BIT(31)) == 0) {
+        put32(realtek, 0xb0, *at);
+        return;
+    }
+    *at = (uint16_t)command;
+    realtek->reg[0xd3] |= 2; /* the list is ready */
+}
+
 static void phy(struct realtek *realtek, uint32_t command) {
     uint32_t number = command >> 16 & 31;
     bool through_mmd = number == 14 && (realtek->mmd_control >> 14) == 1;
@@ -191,16 +206,18 @@ static void write_it(void *context, uint32_t offset, unsigned bytes, uint32_t va
         write_command(realtek, (uint8_t)value);
     } else if (offset == 0xb8) {
         ocp(realtek, value);
+    } else if (offset == 0xb0) {
+        mac_ocp(realtek, value);
     } else if (offset == 0x60) {
         phy(realtek, value);
     } else if (offset == 0x40) {
-        put32(realtek, 0x40, realtek->revision | (value & 0x03000700u));
+        put32(realtek, 0x40, realtek->revision | (value & 0x03000780u));
     } else if (doorbell) {
         CHECK_EQUAL(realtek->is_8125 ? 1 : 0x40, value);
         run(realtek->model);
     } else {
         bool base = offset == 0x20 || offset == 0x24 || offset == 0xe4 || offset == 0xe8;
-        if (base || offset == 0xda || offset == 0xec) CHECK_EQUAL(0xc0, realtek->reg[0x50]);
+        if (base || offset == 0xda) CHECK_EQUAL(0xc0, realtek->reg[0x50]);
         memcpy(realtek->reg + offset, &value, bytes);
     }
 }
@@ -224,6 +241,8 @@ static void plug(struct model *model, uint8_t slot, const char *name, uint16_t i
                                 .late = revision >= 0x4c000000u,
                                 .eee_offer = 6,
                                 .ocp_eee = 6,
+                                .list_control = 1 << 14,
+                                .send_format = 1,
                                 .ocp_eee_2500 = 1};
     reset(realtek);
     realtek->reg[0xd3] |= 0x80; /* the management firmware runs the MAC */

@@ -91,6 +91,21 @@ static void every_nic_gets_an_address(void) {
     }
 }
 
+static void the_boot_server_is_the_host_unless_said(void) {
+    plug_first(model_e1000e);
+    server.next_server = make_address(10, 200, 3, 45);
+    server.setting = NULL;
+    boot();
+    live_ns(2 * S);
+    CHECK(strcmp("10.200.3.45", machine_option("host")) == 0);
+    plug_first(model_e1000e);
+    server.setting = "fleet_public=04"; /* trust never comes from DHCP */
+    boot();
+    live_ns(2 * S);
+    CHECK(machine_option("fleet_public") == NULL);
+    CHECK(strstr(machine_log(), "DHCP setting fleet_public refused") != NULL);
+}
+
 static void no_nic_is_said(void) {
     plug_first(model_e1000e);
     first.device->present = false;
@@ -308,6 +323,7 @@ static void stopped_for_good(void) {
 
 int main(void) {
     every_nic_gets_an_address();
+    the_boot_server_is_the_host_unless_said();
     no_nic_is_said();
     an_unknown_nic_is_named();
     a_broken_nvm_is_named();

@@ -34,10 +34,10 @@ static bool is_for_us(const struct net_interface *interface, struct ipv4_receive
 
 /* Header bytes, or 0 when the header can't be right. */
 static size_t check_header(struct net_interface *interface, const uint8_t *packet, size_t bytes) {
-    size_t header = 4u * (packet[VERSION_AND_LENGTH] & 0xfu); /* options are skipped */
-    if (bytes < IPV4_HEADER_BYTES || packet[VERSION_AND_LENGTH] >> 4 != 4 ||
-        header < IPV4_HEADER_BYTES || header > bytes || load16(packet + TOTAL_BYTES) < header ||
-        load16(packet + TOTAL_BYTES) > bytes) {
+    bool whole = bytes >= IPV4_HEADER_BYTES && packet[VERSION_AND_LENGTH] >> 4 == 4;
+    size_t header = whole ? 4u * (packet[VERSION_AND_LENGTH] & 0xfu) : 0; /* options are skipped */
+    size_t total = whole ? load16(packet + TOTAL_BYTES) : 0;
+    if (header < IPV4_HEADER_BYTES || header > total || total > bytes) {
         interface->count.ipv4_malformed++;
         return 0;
     }
@@ -50,10 +50,6 @@ static size_t check_header(struct net_interface *interface, const uint8_t *packe
 
 void ipv4_receive(struct net_interface *interface, const uint8_t from[6], uint8_t *packet,
                   size_t bytes) {
-    if (bytes == 0) {
-        interface->count.ipv4_malformed++;
-        return;
-    }
     size_t header = check_header(interface, packet, bytes);
     if (header == 0) return;
     if ((load16(packet + FRAGMENT) & FRAGMENT_MASK) != 0) {

@@ -120,10 +120,27 @@ static void take_setting(const uint8_t *text, uint8_t bytes) {
         klog("net: DHCP setting %s refused (%u)", key, (unsigned)result);
 }
 
+/* The boot server is the host unless a setting says otherwise; `text` gets a dotted address. */
+static size_t write_address(char text[16], uint32_t address) {
+    uint8_t part[4];
+    size_t used = 0;
+    store_address(part, address);
+    for (unsigned at = 0; at < 4; at++) {
+        if (part[at] >= 100) text[used++] = (char)('0' + part[at] / 100);
+        if (part[at] >= 10) text[used++] = (char)('0' + part[at] / 10 % 10);
+        text[used++] = (char)('0' + part[at] % 10);
+        if (at < 3) text[used++] = '.';
+    }
+    return used;
+}
+
 static void publish_settings(const struct dhcp_answer *binding) {
     uint8_t bytes;
     size_t at = 0;
     const uint8_t *text;
+    char host[16];
+    if (is_host_address(binding->next_server))
+        (void)options_set(OPTION_DHCP, "host", host, write_address(host, binding->next_server));
     while ((text = dhcp_vendor_option(binding, DHCP_VENDOR_SETTING, &at, &bytes)) != NULL)
         take_setting(text, bytes);
     size_t name = 0;

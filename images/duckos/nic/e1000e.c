@@ -215,10 +215,12 @@ static enum nic_status e1000e_start(struct nic *nic) {
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
     intel_set_filter(nic, registers);
-    if (e1000e->is_pch)
+    if (e1000e->is_pch) {
+        intel_set_loaded(registers, true);
         pch_energy_saving_off(registers);
-    else
+    } else {
         intel_write(registers, PACKET_BUFFER, PACKET_BUFFER_RECEIVE_KB);
+    }
     pci_bus_master_on(nic->device);
     start_receiver(e1000e, nic->mtu_bytes_max > NIC_MTU_PLAIN);
     start_sender(e1000e);
@@ -234,6 +236,7 @@ static void e1000e_stop(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
     intel_write(e1000e->registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
     intel_quiesce(e1000e->registers);
+    if (e1000e->is_pch) intel_set_loaded(e1000e->registers, false);
     pci_take_over(nic->device);
     nic->broken = true;
 }

@@ -71,6 +71,7 @@ static enum nic_status igb_start(struct nic *nic) {
     enum nic_status status = reset(registers);
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
+    intel_set_loaded(registers, true);
     intel_set_filter(nic, registers);
     set_up_phy(nic, registers);
     uint32_t control = intel_read(registers, INTEL_CTRL);
@@ -89,6 +90,7 @@ static void igb_stop(struct nic *nic) {
     interrupts_off(registers);
     intel_quiesce(registers);
     intel_rings_stop(nic);
+    intel_set_loaded(registers, false);
     pci_take_over(nic->device);
     nic->broken = true;
 }

@@ -94,6 +94,7 @@ static enum nic_status igc_start(struct nic *nic) {
     enum nic_status status = reset(registers);
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
+    intel_set_loaded(registers, true);
     intel_set_filter(nic, registers);
     energy_saving_off(registers);
     set_up_phy(registers, agreed);
@@ -113,6 +114,7 @@ static void igc_stop(struct nic *nic) {
     interrupts_off(registers);
     intel_quiesce(registers);
     intel_rings_stop(nic);
+    intel_set_loaded(registers, false);
     pci_take_over(nic->device);
     nic->broken = true;
 }

@@ -46,6 +46,12 @@ enum nic_status intel_read_mac(struct nic *nic, const volatile uint8_t *register
     return nic_mac_is_valid(nic->mac) ? NIC_OK : NIC_NO_ADDRESS;
 }
 
+void intel_set_loaded(volatile uint8_t *registers, bool loaded) {
+    uint32_t control = intel_read(registers, INTEL_CTRL_EXTENDED) & ~CTRL_EXTENDED_DRIVER_LOADED;
+    intel_write(registers, INTEL_CTRL_EXTENDED,
+                control | (loaded ? CTRL_EXTENDED_DRIVER_LOADED : 0));
+}
+
 void intel_set_filter(struct nic *nic, volatile uint8_t *registers) {
     const uint8_t *mac = nic->mac;
     uint32_t low = mac[0] | (uint32_t)mac[1] << 8 | (uint32_t)mac[2] << 16 | (uint32_t)mac[3] << 24;

@@ -18,6 +18,7 @@ enum intel_register {
     INTEL_CTRL = 0x0000,
     INTEL_STATUS = 0x0008,
     INTEL_NVM = 0x0010, /* EECD */
+    INTEL_CTRL_EXTENDED = 0x0018,
     INTEL_MDIC = 0x0020,
     INTEL_RCTL = 0x0100,
     INTEL_TCTL = 0x0400,
@@ -39,7 +40,8 @@ enum { /* 8.2.1 */
        CTRL_RESET = 1u << 26,
        CTRL_DEVICE_RESET = 1u << 29,
 };
-enum { /* 8.2.2 */
+#define CTRL_EXTENDED_DRIVER_LOADED (1u << 28) /* 8.2.3 */
+enum {                                         /* 8.2.2 */
        STATUS_LINK_UP = 1u << 1,
        STATUS_SPEED_SHIFT = 6,          /* two bits: 10, 100, 1000, 1000 Mbit/s */
        STATUS_PHY_WAS_RESET = 1u << 10, /* PHYRA: stays set until zero is written */
@@ -78,6 +80,9 @@ void intel_wait_for_nvm(const volatile uint8_t *registers);
 
 /* Station address from RAL0/RAH0, where the NVM put it at reset. */
 enum nic_status intel_read_mac(struct nic *nic, const volatile uint8_t *registers) NIC_MUST_CHECK;
+
+/* Tell the management firmware that a driver runs the port, or no longer does. */
+void intel_set_loaded(volatile uint8_t *registers, bool loaded);
 
 /* Our address and broadcasts pass, nothing else: no multicast, no promiscuous mode. */
 void intel_set_filter(struct nic *nic, volatile uint8_t *registers);

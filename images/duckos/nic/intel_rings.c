@@ -34,8 +34,10 @@ enum {                         /* 8.1.3, queue 0 */
  * descriptor instead of blocking the packet buffer. */
 #define SPLIT_CONTROL_VALUE ((NIC_BUFFER_BYTES >> 10) | 1u << 25 | 1u << 31)
 #define QUEUE_ENABLE (1u << 25) /* 8.10.10, 8.12.15 */
-/* Prefetch 8, host 8; write-back threshold 1: a finished descriptor is written at once. */
-#define QUEUE_THRESHOLDS (8u | 8u << 8 | 1u << 16)
+/* Prefetch 8, host 8; write-back thresholds (received: 1, sent: 0) that write a finished descriptor
+ * at once. */
+#define RECEIVE_THRESHOLDS (8u | 8u << 8 | 1u << 16)
+#define SEND_THRESHOLDS (8u | 8u << 8)
 #define TAGGED_FRAME_BYTES_MAX (NIC_FRAME_BYTES_MAX + 4u + 4u)
 static_assert(TAGGED_FRAME_BYTES_MAX <= NIC_BUFFER_BYTES, "a frame fits a buffer");
 
@@ -116,7 +118,7 @@ static enum nic_status start_receiver(struct intel_rings *rings) {
     intel_write(registers, SPLIT_CONTROL, SPLIT_CONTROL_VALUE);
     intel_write(registers, RECEIVE_HEAD, 0);
     intel_write(registers, RECEIVE_TAIL, 0);
-    intel_write(registers, RECEIVE_CONTROL, QUEUE_THRESHOLDS | QUEUE_ENABLE);
+    intel_write(registers, RECEIVE_CONTROL, RECEIVE_THRESHOLDS | QUEUE_ENABLE);
     if (!nic_wait32(registers + RECEIVE_CONTROL, QUEUE_ENABLE, QUEUE_ENABLE, NIC_RESET_LIMIT_US))
         return NIC_REFUSED;
     intel_write(registers, INTEL_RCTL,
@@ -137,7 +139,7 @@ static enum nic_status start_sender(struct intel_rings *rings) {
                 rings->memory.send_count * (uint32_t)sizeof(struct send_descriptor));
     intel_write(registers, SEND_HEAD, 0);
     intel_write(registers, SEND_TAIL, 0);
-    intel_write(registers, SEND_CONTROL, QUEUE_THRESHOLDS | QUEUE_ENABLE);
+    intel_write(registers, SEND_CONTROL, SEND_THRESHOLDS | QUEUE_ENABLE);
     if (!nic_wait32(registers + SEND_CONTROL, QUEUE_ENABLE, QUEUE_ENABLE, NIC_RESET_LIMIT_US))
         return NIC_REFUSED;
     ring_barrier();

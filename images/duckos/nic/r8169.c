@@ -31,12 +31,13 @@ enum {
     LOCK = 0x50,   /* 9346CR: 0xc0 lets the configuration registers be written */
     PHY_ACCESS = 0x60,
     PHY_STATUS = 0x6c,
+    OCP_MAC = 0xb0,     /* MACOCP of the later chips */
     OCP_PHY = 0xb8,     /* GPHY_OCP of the later chips */
     MCU = 0xd3,         /* later chips: who runs the MAC */
     FRAME_BYTES = 0xda, /* RMS */
     COMMAND_PLUS = 0xe0,
     RECEIVE_BASE = 0xe4, /* 64 bit */
-    SEND_BYTES = 0xec,   /* MTPS, in 128 bytes */
+    SEND_EARLY = 0xec,   /* sending begins when so many 128-byte parts are in the FIFO */
     MISCELLANEOUS = 0xf0,
     /* RTL8125 */
     INTERRUPT_MASK_8125 = 0x38,
@@ -47,18 +48,24 @@ enum { COMMAND_RESET = 1u << 4, COMMAND_RECEIVE = 1u << 3, COMMAND_SEND = 1u << 
 enum { DOORBELL_NORMAL = 1u << 6, DOORBELL_QUEUE_0_8125 = 1u << 0 };
 /* Unlimited DMA bursts (bits 10:8), standard gap between frames (25:24). */
 #define SEND_CONFIGURATION_VALUE (7u << 8 | 3u << 24)
-/* Accept our address (1) and broadcasts (3); unlimited bursts (10:8); no threshold (15:13). */
-#define RECEIVE_ACCEPT (1u << 1 | 1u << 3)
-#define RECEIVE_CONFIGURATION_VALUE (RECEIVE_ACCEPT | 7u << 8)
-#define RECEIVE_8168 (7u << 13)
-#define RECEIVE_8125 (8u << 27) /* descriptors fetched ahead */
+#define SEND_AUTO_FIFO (1u << 7) /* G and later */
+/* Accept our address (1) and broadcasts (3); unlimited bursts (10:8). */
+#define RECEIVE_CONFIGURATION_VALUE (1u << 1 | 1u << 3 | 7u << 8)
+#define RECEIVE_OLD (7u << 13)            /* no FIFO threshold */
+#define RECEIVE_NEW (3u << 14 | 1u << 11) /* several descriptors at once, no early reception */
+#define RECEIVE_8125 (8u << 27)           /* descriptors fetched ahead */
 enum { LOCK_OPEN = 0xc0, LOCK_SHUT = 0x00 };
-enum { MCU_OUT_OF_BAND = 1u << 7, MCU_SEND_EMPTY = 1u << 5, MCU_RECEIVE_EMPTY = 1u << 4 };
+enum {
+    MCU_LIST_READY = 1u << 1,
+    MCU_OUT_OF_BAND = 1u << 7,
+    MCU_SEND_EMPTY = 1u << 5,
+    MCU_RECEIVE_EMPTY = 1u << 4
+};
 #define RECEIVE_GATED (1u << 19) /* MISCELLANEOUS: received frames are held back */
 enum { LINK_UP = 1u << 1, LINK_10 = 1u << 2, LINK_100 = 1u << 3, LINK_1000 = 1u << 4 };
 #define LINK_2500 (1u << 10)
-#define SEND_BYTES_JUMBO (NIC_BUFFER_BYTES / 128u)
-#define SEND_BYTES_PLAIN 0x3bu
+#define SEND_EARLY_OLD 0x3fu
+#define SEND_EARLY_NEW 0x27u
 #define MCU_LIMIT_US 42000u
 #define PHY_LIMIT_US 2000u
 
@@ -186,8 +193,28 @@ static void interrupts_off(struct r8169 *r8169) {
     }
 }
 
-/* Receivers that filter nothing in, queues empty, then CR.RST. On the later chips the management
- * firmware runs the MAC while no driver does ("out of band"): take it back. */
+/* MACOCP: as GPHY_OCP, but without waiting. */
+static void mac_change(struct r8169 *r8169, uint32_t at, uint16_t clear, uint16_t set) {
+    mmio_write32(r8169->registers + OCP_MAC, at << 15);
+    uint16_t value = (uint16_t)mmio_read32(r8169->registers + OCP_MAC);
+    mmio_write32(r8169->registers + OCP_MAC, OWN | at << 15 | (uint32_t)((value & ~clear) | set));
+}
+
+/* On the later chips the management firmware runs the MAC while no driver does ("out of band"). It
+ * is told to let go of its descriptor list, then to take the driver's. */
+static void take_from_firmware(struct r8169 *r8169) {
+    enum { LIST_CONTROL = 0xe8de, LIST_OF_FIRMWARE = 1 << 14, LIST_RELOAD = 1 << 15 };
+    volatile uint8_t *registers = r8169->registers;
+    uint8_t mcu = mmio_read8(registers + MCU);
+    mmio_write8(registers + MCU, mcu & (uint8_t)~MCU_OUT_OF_BAND);
+    if ((mcu & MCU_OUT_OF_BAND) == 0) return;
+    mac_change(r8169, LIST_CONTROL, LIST_OF_FIRMWARE, 0);
+    (void)wait8(registers + MCU, MCU_LIST_READY, MCU_LIST_READY, MCU_LIMIT_US);
+    mac_change(r8169, LIST_CONTROL, 0, LIST_RELOAD);
+    (void)wait8(registers + MCU, MCU_LIST_READY, MCU_LIST_READY, MCU_LIMIT_US);
+}
+
+/* Deaf first, then the queues run empty, then CR.RST. */
 static enum nic_status reset(struct r8169 *r8169) {
     volatile uint8_t *registers = r8169->registers;
     interrupts_off(r8169);
@@ -202,8 +229,7 @@ static enum nic_status reset(struct r8169 *r8169) {
     }
     mmio_write8(registers + COMMAND, COMMAND_RESET);
     if (!wait8(registers + COMMAND, COMMAND_RESET, 0, NIC_RESET_LIMIT_US)) return NIC_NO_ANSWER;
-    if (r8169->generation != OLD_8168)
-        mmio_write8(registers + MCU, mmio_read8(registers + MCU) & (uint8_t)~MCU_OUT_OF_BAND);
+    if (r8169->generation != OLD_8168) take_from_firmware(r8169);
     interrupts_off(r8169);
     return NIC_OK;
 }
@@ -237,24 +263,40 @@ static void write_base(volatile uint8_t *at, const volatile void *ring) {
     mmio_write32(at, (uint32_t)nic_dma(ring));
 }
 
-static void start_engines(struct r8169 *r8169, bool jumbo) {
+static void configure(struct r8169 *r8169) {
+    /* Tag stripping (6), checksums (5) and interrupt mitigation (1:0) off; the rest is the
+     * firmware's. */
+    enum { PLUS_OFF = 1 << 6 | 1 << 5 | 3, SEND_FORMAT = 0xeb58, NEW_SEND_FORMAT = 1 };
     volatile uint8_t *registers = r8169->registers;
-    bool is_8125 = r8169->generation == RTL_8125;
-    mmio_write8(registers + LOCK, LOCK_OPEN);
-    mmio_write16(registers + COMMAND_PLUS, 0); /* no tag stripping, no checksums */
+    uint16_t plus = mmio_read16(registers + COMMAND_PLUS);
+    mmio_write16(registers + COMMAND_PLUS, plus & (uint16_t)~PLUS_OFF);
     mmio_write16(registers + FRAME_BYTES, NIC_BUFFER_BYTES);
-    mmio_write8(registers + SEND_BYTES, jumbo ? SEND_BYTES_JUMBO : SEND_BYTES_PLAIN);
+    if (r8169->generation == RTL_8125)
+        mac_change(r8169, SEND_FORMAT, NEW_SEND_FORMAT, 0);
+    else
+        mmio_write8(registers + SEND_EARLY,
+                    r8169->generation == OLD_8168 ? SEND_EARLY_OLD : SEND_EARLY_NEW);
+}
+
+static void start_engines(struct r8169 *r8169) {
+    volatile uint8_t *registers = r8169->registers;
+    bool is_old = r8169->generation == OLD_8168;
+    mmio_write8(registers + LOCK, LOCK_OPEN);
+    configure(r8169);
     write_base(registers + SEND_BASE, r8169->send);
     write_base(registers + RECEIVE_BASE, r8169->receive);
-    if (r8169->generation != OLD_8168)
+    if (!is_old)
         mmio_write32(registers + MISCELLANEOUS,
                      mmio_read32(registers + MISCELLANEOUS) & ~RECEIVE_GATED);
     mmio_write8(registers + COMMAND, COMMAND_RECEIVE | COMMAND_SEND);
-    mmio_write32(registers + SEND_CONFIGURATION, SEND_CONFIGURATION_VALUE);
+    mmio_write32(registers + SEND_CONFIGURATION,
+                 SEND_CONFIGURATION_VALUE | (is_old ? 0 : SEND_AUTO_FIFO));
     mmio_write32(registers + MULTICAST, 0);
     mmio_write32(registers + MULTICAST + 4, 0);
-    mmio_write32(registers + RECEIVE_CONFIGURATION,
-                 RECEIVE_CONFIGURATION_VALUE | (is_8125 ? RECEIVE_8125 : RECEIVE_8168));
+    uint32_t reception = r8169->generation == RTL_8125 ? RECEIVE_8125
+                         : is_old                      ? RECEIVE_OLD
+                                                       : RECEIVE_NEW;
+    mmio_write32(registers + RECEIVE_CONFIGURATION, RECEIVE_CONFIGURATION_VALUE | reception);
     mmio_write8(registers + LOCK, LOCK_SHUT);
 }
 
@@ -297,7 +339,7 @@ static enum nic_status r8169_start(struct nic *nic) {
     energy_saving_off(r8169);
     start_rings(r8169);
     pci_bus_master_on(nic->device);
-    start_engines(r8169, nic->mtu_bytes_max > NIC_MTU_PLAIN);
+    start_engines(r8169);
     nic->broken = false;
     r8169_poll_link(nic);
     return NIC_OK;
