@@ -46,9 +46,9 @@ void commit_request(struct duck_core *core, const struct core_received *received
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
-static void hash_step(struct core_commit_job *job) {
+static void hash_step(struct core_commit_job *job, size_t most) {
     uint64_t left = job->request.bytes - job->done_bytes;
-    size_t step = left < CORE_HASH_STEP_BYTES ? (size_t)left : CORE_HASH_STEP_BYTES;
+    size_t step = left < most ? (size_t)left : most;
     duck_sha256_add(&job->hash, job->memory + job->done_bytes, step);
     job->done_bytes += step;
 }
@@ -58,7 +58,7 @@ static void hash_away(void *argument) {
     struct core_commit_job *job = argument;
     while (job->done_bytes < job->request.bytes &&
            __atomic_load_n(&job->recall, __ATOMIC_ACQUIRE) == 0)
-        hash_step(job);
+        hash_step(job, CORE_HASH_STEP_BYTES);
     __atomic_store_n(&job->is_back, 1, __ATOMIC_RELEASE);
 }
 
@@ -150,6 +150,11 @@ static bool is_outdated(const struct duck_core *core, const struct core_commit_j
     return job->generation != core->region[job->request.region].generation;
 }
 
+/* Calls go first: a serving duck hashes in the pauses between them. */
+static bool call_is_running(const struct duck_core *core) {
+    return compute_is_open(core) && core->session.published != core->session.completed;
+}
+
 uint64_t commit_step(struct duck_core *core, uint64_t now) {
     if (core->commit_count == 0) return UINT64_MAX;
     for (uint32_t i = 0; i < core->commit_count; i++) {
@@ -163,10 +168,11 @@ uint64_t commit_step(struct duck_core *core, uint64_t now) {
         struct duck_done done =
             done_make(DUCK_ERR_BAD_REQUEST, 0, "COMMIT: the region was reserved anew");
         answer_first(core, &done);
-    } else if (first->is_away) {
+    } else if (first->is_away || call_is_running(core)) {
         return now + CORE_HASH_LOOK_NS;
     } else {
-        if (!is_done(first)) hash_step(first);
+        size_t most = compute_is_open(core) ? CORE_HASH_SERVING_BYTES : CORE_HASH_STEP_BYTES;
+        if (!is_done(first)) hash_step(first, most);
         if (is_done(first)) {
             struct duck_done done = finish(core, first);
             answer_first(core, &done);

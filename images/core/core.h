@@ -41,7 +41,8 @@
 #define CORE_COMMITS 16u /* COMMITs waiting for their hash */
 /* Hashed between two looks at the network, or until a recall is seen: about 1 ms. */
 #define CORE_HASH_STEP_BYTES (256u << 10)
-#define CORE_HASH_LOOK_NS 200000ull /* how often a hash on another core is looked at */
+#define CORE_HASH_SERVING_BYTES (4u << 10) /* beside an open session, between calls: 20 us */
+#define CORE_HASH_LOOK_NS 200000ull        /* how often a hash on another core is looked at */
 #define CORE_CHUNK_FRAGMENTS_MAX (DUCK_WIRE_WRITE_CHUNK_BYTES / 64u)
 #define CORE_SCRATCH_BYTES_MAX (4ull << 30)
 #define CORE_CALL_TIME_LIMIT_MS_MAX 600000u
