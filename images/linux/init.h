@@ -14,7 +14,7 @@
 #define NICS_MAX 16
 #define NAME_BYTES 32 /* of a duck, with its zero: DUCK_WIRE_NAME_BYTES */
 
-/* ---- options.c: words of the kernel's command line, all optional ------------------------------ */
+/* ---- options.c: words of the kernel's command line, all optional ----------------------------- */
 struct options {
     char name[NAME_BYTES]; /* duck.name=; else DHCP's host name, else from the MAC */
     char poll[8];          /* duck.poll=spin|sleep|block */
@@ -29,11 +29,11 @@ struct options {
 void options_read(struct options *options, const char *path);
 void options_parse(struct options *options, char *line); /* changes the line */
 
-/* ---- log.c: the kernel's log, so that serial console and screen show it ----------------------- */
+/* ---- log.c: the kernel's log, so that serial console and screen show it ---------------------- */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 _Noreturn void give_up(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- machine.c -------------------------------------------------------------------------------- */
+/* ---- machine.c ------------------------------------------------------------------------------- */
 void machine_mount(void);
 void machine_load_modules(void); /* /etc/duck/modules */
 void machine_reserve_huge_pages(long mib);
@@ -41,7 +41,7 @@ void machine_open_watchdog(void);
 void machine_pet_watchdog(void);
 _Noreturn void machine_reboot(void);
 
-/* ---- nic.c ------------------------------------------------------------------------------------ */
+/* ---- nic.c ----------------------------------------------------------------------------------- */
 struct nic {
     char name[IFNAMSIZ];
     uint8_t mac[6];
@@ -54,7 +54,7 @@ void nic_tune(const struct nic *nic); /* energy saving off, wake on LAN armed */
 bool nic_set_address(const struct nic *nic, uint32_t address, uint32_t mask);
 void nic_set_mtu(const struct nic *nic, unsigned mtu);
 
-/* ---- lease.c ---------------------------------------------------------------------------------- */
+/* ---- lease.c --------------------------------------------------------------------------------- */
 struct lease {
     struct nic *nic;
     struct dhcp_answer given;
@@ -66,7 +66,7 @@ void lease_acquire(struct lease *lease, struct nic *nics, int count, const struc
 bool lease_keep(struct lease *lease, uint64_t now_ms);
 uint64_t now_ms(void);
 
-/* ---- duckd.c ---------------------------------------------------------------------------------- */
+/* ---- duckd.c --------------------------------------------------------------------------------- */
 #define DUCKD_EXIT_REBOOT 3 /* duckd was told to reboot the machine */
 void duckd_start(const struct lease *lease, const struct options *options);
 void duckd_stop(void);

@@ -2,7 +2,7 @@
  *
  * Getting and keeping an address (RFC 2131 4.4). All cards ask; offers are collected for a moment,
  * and the best one is taken: that of the card the firmware booted from, then one that names a boot
- * server. Waits double up to 32 s and differ by a random part, so that a shelf does not ask in step.
+ * server. Waits double up to 32 s and differ by a random part: a shelf must not ask in step.
  */
 #include "init.h"
 
