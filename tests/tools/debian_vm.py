@@ -14,6 +14,8 @@ from pathlib import Path
 
 from debian_image import MANAGEMENT_MAC, debian_image
 
+from duckctl.process import die_with_parent
+
 MEMORY_MIB = 1024
 DUCK_PORT = 7211
 BOOT_S_MAX = 240.0
@@ -62,6 +64,7 @@ class DebianVm:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(folder / "qemu.log").open("wb"),
+            preexec_fn=die_with_parent,
         )
 
     def __enter__(self) -> DebianVm:
