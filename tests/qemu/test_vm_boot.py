@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not(ALL)), reason=why_not(ALL)),
 ]
-BIOS_LIMIT_S, UEFI_LIMIT_S, KERNEL_LIMIT_S = 40.0, 80.0, 20.0
+BIOS_LIMIT_S, UEFI_LIMIT_S = 40.0, 80.0
 # Both NICs, with one and with four cores: four guests have all combinations.
 MANY = replace(
     SHAPE, ducks=4, domains=2, nics=("virtio", "e1000e"), cores=(1, 1, 4, 4),

@@ -21,6 +21,7 @@ from duckctl.lab import machines
 from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import lab, machine, network
 from duckctl.lab.vm.state import Namespace, Process, find, load, required, save
+from duckctl.native import native_path
 from duckctl.process import boot_id, identify, wait_until
 
 pytestmark = pytest.mark.skipif(bool(why_not(SHAPE)), reason=why_not(SHAPE))
@@ -46,7 +47,8 @@ def folder(tmp_path: Path) -> Iterator[LabFolder]:
 def image(tmp_path: Path) -> str:
     """A config block and nothing that runs: these tests look at machines that never boot."""
     path = tmp_path / "empty.img"
-    path.write_bytes(bytes(8192) + b"DUCKCFG1" + bytes(8192))
+    build = native_path("build-hash").read_bytes().strip()
+    path.write_bytes(bytes(8192) + b"DUCKCFG1" + bytes(8192) + build)
     return str(path)
 
 

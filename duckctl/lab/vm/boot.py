@@ -76,6 +76,8 @@ def _prepare_linux(folder: LabFolder, public: str) -> None:
 
 def start_options(folder: LabFolder, state: VmState) -> Sequence[str]:
     """QEMU's options for starting the image itself (`--boot kernel`), or from the network."""
+    if "qemu" not in state.shape.kinds:
+        return ()
     if state.shape.boot != "kernel":
         return ("-boot", f"strict=on,reboot-timeout={RETRY_MS}")
     image = find_image(folder.root, "linux" if state.image == "linux" else "duckos")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ from duckctl.lab.state import LabDuck, LabError, LabFolder
 from duckctl.lab.vm import boot, machine, needs, network, qmp
 from duckctl.lab.vm.inventory import vm_inventory
 from duckctl.lab.vm.shape import WIRE_PORT, VmDuck, VmShape, new_lab_id, plan
-from duckctl.lab.vm.start import finish, start
+from duckctl.lab.vm.start import Launch, finish, start
 from duckctl.lab.vm.state import Process, VmState, load, required, save
 from duckctl.process import boot_id, is_stopped, send, tail, wait_until
 
@@ -85,11 +84,12 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
     folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
     if "qemu" in state.shape.kinds:
         boot.prepare_image(folder, state.image)
-    for service in boot.services(folder, state):
-        if state.running(service.role) is None:
-            state = start(
-                folder, state, Process(service.role, service.words), service.arguments, service.log
-            )
+    missing = [
+        Launch(Process(service.role, service.words), service.arguments, service.log)
+        for service in boot.services(folder, state)
+        if state.running(service.role) is None
+    ]
+    state = start(folder, state, missing)
     boot.await_services(folder, state)
     state = replace(state, is_complete=True)
     save(folder, state)
@@ -202,15 +202,14 @@ def _chosen(state: VmState, names: Sequence[str]) -> list[VmDuck]:
 
 
 def _switch_on(folder: LabFolder, state: VmState, ducks: Sequence[VmDuck]) -> VmState:
-    for duck in ducks:
-        state = _start_duck(folder, state, duck)
-    return state
+    options = boot.start_options(folder, state) if ducks else ()
+    return start(folder, state, [_launch(folder, state, duck, options) for duck in ducks])
 
 
-def _start_duck(folder: LabFolder, state: VmState, duck: VmDuck) -> VmState:
+def _launch(
+    folder: LabFolder, state: VmState, duck: VmDuck, start_options: Sequence[str]
+) -> Launch:
     log = folder.log(duck.name)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"---- power on at {time.time():.3f} ----\n")
     role = machine.role_of(duck)
     if duck.kind == "process":
         command = duckd_command(
@@ -218,16 +217,16 @@ def _start_duck(folder: LabFolder, state: VmState, duck: VmDuck) -> VmState:
         )
         words = (duck.name, f"{duck.address}:{WIRE_PORT}", str(folder.public_key_file))
         arguments = network.inside(state.namespace(duck.name), command)
-        return start(folder, state, Process(role, words), arguments, log)
+        return Launch(Process(role, words), arguments, log, banner=log)
     place = machine.folder_of(folder, duck)
     place.mkdir(parents=True, exist_ok=True)
     (place / machine.MONITOR).unlink(missing_ok=True)
     if duck.firmware == "uefi" and not (place / machine.VARIABLES).exists():
         shutil.copyfile(needs.OVMF_VARIABLES, place / machine.VARIABLES)
-    command = machine.guest_command(state, folder, duck, boot.start_options(folder, state))
+    command = machine.guest_command(state, folder, duck, start_options)
     arguments = network.inside(state.namespace("sw"), command)
     process = Process(role, (machine.mark_of(state, duck),))
-    return start(folder, state, process, arguments, monitor_log(folder, duck), cwd=place)
+    return Launch(process, arguments, monitor_log(folder, duck), place, banner=log)
 
 
 def monitor_log(folder: LabFolder, duck: VmDuck) -> Path:

@@ -28,6 +28,7 @@ from duckctl.lab.vm.state import VmState
 
 STAGES = ("dhcp", "boot_file", "image", "hello")
 LOOK_S = 0.02
+ALIVE_CHECK_S = 0.5
 BOOT_TIMEOUT_S = 180.0
 POWER_ON = re.compile(r"^---- power on at ([\d.]+) ----$", re.M)
 IMAGE_LINE = re.compile(r"duckos \d+\.\d|duckd ready|\] Linux version", re.M)
@@ -75,12 +76,11 @@ class _Growing:
         self.offset = offset
 
     def look(self) -> str:
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                new = file.read()
-        except OSError:
+        if _size(self.path) <= self.offset:
             return ""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            new = file.read()
         whole = new.rfind(b"\n") + 1
         self.offset += whole
         return new[:whole].decode("utf-8", errors="replace")
@@ -148,6 +148,7 @@ class _Watch:
         self, folder: LabFolder, state: VmState, ducks: Sequence[VmDuck], marks: LogMarks
     ) -> None:
         self.folder = folder
+        self.alive_checked = 0.0
         self.state = state
         self.ducks = ducks
         self.timings: dict[str, Timing] = {}
@@ -171,6 +172,9 @@ class _Watch:
             text = log.look()
             if text:
                 self._read(text, now)
+        if now < self.alive_checked + ALIVE_CHECK_S:
+            return
+        self.alive_checked = now
         for duck in self.ducks:
             if self.state.running(machine.role_of(duck)) is None:
                 words = lab.last_words(self.folder, duck)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duckctl.console import detail, talk
@@ -21,34 +21,54 @@ END_TIMEOUT_S = 5.0
 STARTING_S = 0.2
 
 
-def start(
-    folder: LabFolder, state: VmState, process: Process, arguments: Sequence[str], log: Path,
-    cwd: Path | None = None,
-) -> VmState:  # fmt: skip
-    """Starts one process, stdout and stderr in ``log``; it outlives duckctl."""
-    state = state.with_process(replace(process, pid=0, start_ticks=0))
+@dataclass(frozen=True)
+class Launch:
+    """A process to start: stdout and stderr go to ``log``; ``banner`` gets the time of start."""
+
+    process: Process
+    arguments: Sequence[str]
+    log: Path
+    cwd: Path = Path("/")
+    banner: Path | None = None
+
+
+def start(folder: LabFolder, state: VmState, launches: Sequence[Launch]) -> VmState:
+    """Starts processes, which outlive duckctl. All are on record before the first is started."""
+    for launch in launches:
+        state = state.with_process(replace(launch.process, pid=0, start_ticks=0))
     save(folder, state)
-    detail(f"starting {' '.join(arguments)}")
-    with interrupts_wait():
-        try:
-            with log.open("ab") as output:
-                child = subprocess.Popen(
-                    arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    cwd=cwd or "/",
-                    env=environment(),
-                )
-        except OSError as error:
-            raise LabError(f"{process.role}: cannot start {arguments[0]}: {error}") from error
-        identity = identify(child.pid)
-        if identity is not None:
-            noted = replace(process, pid=identity.pid, start_ticks=identity.start_ticks)
-            state = state.with_process(noted)
-            save(folder, state)
+    try:
+        for launch in launches:
+            with interrupts_wait():
+                state = state.with_process(_start_one(launch))
+    finally:
+        save(folder, state)
     return state
+
+
+def _start_one(launch: Launch) -> Process:
+    detail(f"starting {' '.join(launch.arguments)}")
+    if launch.banner is not None:
+        with launch.banner.open("a", encoding="utf-8") as file:
+            file.write(f"---- power on at {time.time():.3f} ----\n")
+    try:
+        with launch.log.open("ab") as output:
+            child = subprocess.Popen(
+                launch.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=launch.cwd,
+                env=environment(),
+            )
+    except OSError as error:
+        role, program = launch.process.role, launch.arguments[0]
+        raise LabError(f"{role}: cannot start {program}: {error}") from error
+    identity = identify(child.pid)
+    if identity is None:
+        return launch.process  # it has ended already
+    return replace(launch.process, pid=identity.pid, start_ticks=identity.start_ticks)
 
 
 def finish(state: VmState, roles: Iterable[str], is_gentle: bool = True) -> list[str]:
