@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from duckctl.health import probe
+from duckctl.health import ProbeError, probe
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.machine import DuckRecord
 from duckctl.lifecycle.observe import events_of
@@ -32,12 +32,29 @@ class Look:
         return Expectation(self.build)
 
 
-def look_at(fleet: Fleet, ducks: Sequence[Duck], timeout_s: float = LOOK_TIMEOUT_S) -> Look:
-    """Asks ducks how they are. Raises ProbeError when the probe itself fails."""
+def look_at(
+    fleet: Fleet,
+    ducks: Sequence[Duck],
+    timeout_s: float = LOOK_TIMEOUT_S,
+    extra: Sequence[str] = (),
+) -> Look:
+    """Asks ducks how they are. Raises ProbeError when the probe itself fails.
+
+    ``extra``: more words for the probe, such as ``--no-pin``.
+    """
     cuts = range(0, len(ducks), DUCKS_PER_PROBE)
     groups = [ducks[first : first + DUCKS_PER_PROBE] for first in cuts]
-    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-        documents = list(pool.map(lambda group: probe(fleet, group, timeout_s), groups))
+    try:
+        with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+            documents = list(pool.map(lambda group: probe(fleet, group, timeout_s, extra), groups))
+    except ProbeError as error:
+        if "Cannot assign requested address" not in error.message:
+            raise
+        raise ProbeError(
+            f"this machine has not the host's address of every domain: {error.message}",
+            f"set the host up: duckctl host setup -i {fleet.path}; a lab of virtual boxes: "
+            "duckctl lab exec -- duckctl ...",
+        ) from error
     answers = {str(entry["name"]): entry for doc in documents for entry in doc["ducks"]}
     return Look(str(documents[0]["build"]) if documents else "", answers)
 

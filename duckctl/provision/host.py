@@ -9,6 +9,7 @@ from duckctl.playbook.events import Event, HostEvent
 from duckctl.playbook.run import run_playbook
 
 PLAYBOOK = "host"
+HOST_GROUP = "gpu_host"
 
 
 def host_step(fleet: Fleet, skip: bool) -> str:
@@ -17,7 +18,7 @@ def host_step(fleet: Fleet, skip: bool) -> str:
         return "left as it is (--skip-host)"
     if fleet.host is None:
         return "left as it is (the inventory has no group gpu_host)"
-    return f"playbook '{PLAYBOOK}' on {fleet.host.name}; preview: duckctl host-setup --check --diff"
+    return f"playbook '{PLAYBOOK}' on {fleet.host.name}; preview: duckctl host setup --check --diff"
 
 
 def configure_host(fleet: Fleet) -> None:
@@ -31,10 +32,10 @@ def configure_host(fleet: Fleet) -> None:
         line = f"{event.host}: {event.task}: {event.outcome}"
         (talk if event.outcome in ("changed", "failed", "unreachable") else detail)(line)
 
-    result = run_playbook(PLAYBOOK, fleet.path, limit=fleet.host.name, on_event=on_event)
+    result = run_playbook(PLAYBOOK, fleet.path, limit=HOST_GROUP, on_event=on_event)
     for host in result.bad:
         raise DuckError(
             f"the playbook '{PLAYBOOK}' failed on {host.host}: {host.problem}",
-            "look closer: duckctl doctor; to go on without it: --skip-host",
+            f"look closer: duckctl host setup --check -i {fleet.path}; without it: --skip-host",
         )
     talk(f"host: {result.changed} changed")

@@ -18,6 +18,7 @@ from duckctl.boot.plan import boot_paths, plan_boot
 from duckctl.boot.ports import port_conflicts
 from duckctl.console import warn
 from duckctl.errors import ExitCode
+from duckctl.health import ProbeError
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
 from duckctl.lifecycle.look import Look, look_at
@@ -133,7 +134,7 @@ def survey(
         time.sleep(settle_s(list(records.values()), time.time()))
     else:
         records = read_states(fleet, names)
-    look = look_at(fleet, ducks)
+    look = look_at(fleet, ducks) if store is not None else _look_without_trace(fleet, ducks)
     rules = Rules(look.expected, limits, restart_all)
     ladders = {duck.name: ladder_names(duck, fleet) for duck in ducks}
     unsure = [duck for duck in ducks if _is_unsure(records[duck.name], look.answers[duck.name])]
@@ -148,6 +149,16 @@ def survey(
     now_s = time.time()
     plans = tuple(plan_duck(situation, rules, now_s) for situation in situations)
     return Survey(look, records, ladders, plans, rules)
+
+
+def _look_without_trace(fleet: Fleet, ducks: Sequence[Duck]) -> Look:
+    """For a preview: pins no key; a host that is not set up yet reaches no duck."""
+    try:
+        return look_at(fleet, ducks, extra=("--no-pin",))
+    except ProbeError as error:
+        warn(f"no duck could be asked: {error.message}")
+    silent = {"reachable": False, "error": "could not be asked"}
+    return Look("", {duck.name: {"name": duck.name, **silent} for duck in ducks})
 
 
 def _is_unsure(record: DuckRecord, facts: Mapping[str, Any]) -> bool:
@@ -179,7 +190,9 @@ def away_from_network(fleet: Fleet, plans: Sequence[DuckPlan]) -> dict[str, str]
 
 
 def nobody_answers_boots(fleet: Fleet, plans: Sequence[DuckPlan]) -> bool:
-    """True if ducks are to boot from the network and no DHCP server runs on this host."""
+    """True if ducks are to boot from the network and no DHCP server runs on the host, this one."""
+    if fleet.host is not None and fleet.host.ansible.get("ansible_connection") != "local":
+        return False
     awaited = (Do.RESTART, Do.SWITCH, Do.WAIT, Do.BY_HAND)
     if not any(plan.do in awaited and boots_from_network(plan.duck) for plan in plans):
         return False

@@ -16,11 +16,17 @@ from host_runtime.transport import (
 
 
 def connect(
-    fleet: FleetConfig, library: Path, options: TransportOptions, *, judged: bool = True
+    fleet: FleetConfig,
+    library: Path,
+    options: TransportOptions,
+    *,
+    judged: bool = True,
+    remember: bool = True,
 ) -> Transport:
     """Open the host transport on all ducks of a fleet; nothing is sent yet.
 
-    Every duck's key is checked against the fleet's pins; ``judged`` False talks to any key.
+    Every duck's key is checked against the fleet's pins; ``judged`` False talks to any key,
+    ``remember`` False writes no new pin down.
     """
     domains = [
         DomainEndpoint(domain.name, domain.bind_address, domain.call_address, domain.mtu)
@@ -36,7 +42,7 @@ def connect(
         duck = fleet.ducks[index]
         # The key of a duck that calls itself otherwise is not worth remembering: it is refused
         # anyhow, and the right one must be the first.
-        is_itself = greeting.info.name.decode("utf-8", "replace") == duck.name
+        is_itself = remember and greeting.info.name.decode("utf-8", "replace") == duck.name
         store.check(
             duck.name, greeting.identity, greeting.info.boot_id, duck.identity, keep=is_itself
         )

@@ -167,9 +167,11 @@ class PinStore:
         keep: bool = True,
     ) -> Pin:
         """Judge a proven key and, with ``keep``, remember what is new; raises IdentityError."""
+        if not keep:
+            return judge(name, self.load(), identity, boot_id, policy, self._clock())
         with self._locked() as pins:
             pin = judge(name, pins, identity, boot_id, policy, self._clock())
-            if keep and pins.get(name) != pin:
+            if pins.get(name) != pin:
                 self._save({**pins, name: pin})
             return pin
 

@@ -1,6 +1,6 @@
 """Ask every duck of a fleet how it is, and print one JSON document.
 
-    python -m host_runtime.fleet.probe --fleet FILE --library LIB [--timeout S] [--stats]
+    python -m host_runtime.fleet.probe --fleet FILE --library LIB [--timeout S] [--no-pin] [--stats]
                                        [--log DUCK]... [--reboot DUCK]...
 
 Exit 0 whenever the document is printed, whatever the ducks answered; 1 when the probe itself could
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fleet = load_fleet(options.fleet)
         _refuse_unknown(fleet, [*options.log, *options.reboot])
         timeout_ms = max(1, int(options.timeout * 1000))
-        with connect(fleet, options.library, TransportOptions(silence_ms=timeout_ms)) as transport:
+        settings = TransportOptions(silence_ms=timeout_ms)
+        with connect(fleet, options.library, settings, remember=not options.no_pin) as transport:
             document = probe(transport, fleet, timeout_ms, options)
     except HostError as error:
         sys.stderr.write(f"error: {error.message}\n")
@@ -206,6 +207,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fleet", type=Path, required=True, help="fleet file (JSON)")
     parser.add_argument("--library", type=Path, required=True, help="libduckhost.so")
     parser.add_argument("--timeout", type=float, default=2.0, help="seconds for each answer")
+    parser.add_argument("--no-pin", action="store_true", help="write no duck's key down")
     parser.add_argument("--stats", action="store_true", help="also read the ducks' counters")
     parser.add_argument("--log", action="append", default=[], metavar="DUCK")
     parser.add_argument("--reboot", action="append", default=[], metavar="DUCK")
