@@ -92,10 +92,23 @@ class Guest:
     def monitor(self, command: str) -> None:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self._monitor))
-            connection.settimeout(10)
-            connection.recv(4096)
+            connection.settimeout(20)
+            self._until_prompt(connection)
             connection.sendall(command.encode() + b"\n")
-            connection.recv(4096)
+            self._until_prompt(connection)
+
+    @staticmethod
+    def _until_prompt(connection: socket.socket) -> None:
+        """The prompt at the start of a line: the command is done, not only echoed."""
+        data = b""
+        while not data.endswith(b"\n(qemu) "):
+            try:
+                more = connection.recv(4096)
+            except ConnectionResetError:
+                return
+            if not more:
+                return  # the command ended the guest
+            data += more
 
     def exit_code(self, seconds: float = 30.0) -> int:
         """Waits until the guest has ended by itself."""

@@ -1,4 +1,4 @@
-"""Back-traces name functions: the list in the image is right and in order, and is searched right."""
+"""Back-traces name functions: the list in the image is right, in order, and searched right."""
 
 from __future__ import annotations
 
