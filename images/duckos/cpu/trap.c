@@ -118,7 +118,3 @@ const char *trap_name(uint64_t vector) {
     default: return "trap";
     }
 }
-__attribute__((weak)) void trap_user(struct trap_frame *frame, uint64_t fault_address) {
-    (void)fault_address;
-    panic_trap(frame);
-}
