@@ -28,6 +28,23 @@ static void make_echo(size_t bytes) {
     lan_echo(&frame, LAN_ADDRESS(1), LAN_ADDRESS(101), bytes);
 }
 
+/* Against RFC 1071 word by word, for every length and place in memory. */
+static void checksums_equal_the_plain_sum(void) {
+    static uint8_t bytes[300];
+    for (size_t at = 0; at < sizeof bytes; at++) bytes[at] = (uint8_t)(255 - at * at);
+    for (size_t size = 0; size < 280; size++) {
+        const uint8_t *from = bytes + size % 9;
+        uint32_t sum = 0;
+        for (size_t at = 0; at < size; at += 2)
+            sum += (uint32_t)(from[at] << 8 | (at + 1 < size ? from[at + 1] : 0));
+        while (sum >> 16 != 0) sum = (sum & 0xffff) + (sum >> 16);
+        CHECK_EQUAL((uint16_t)~sum, swap16(checksum_fold(checksum_add(0, from, size))));
+    }
+    static uint8_t ones[65535];
+    memset(ones, 255, sizeof ones);
+    CHECK_EQUAL(0xff00, checksum_fold(checksum_add(0, ones, sizeof ones)));
+}
+
 /* ---- Ethernet -------------------------------------------------------------------------------- */
 static void short_and_foreign_frames(void) {
     cable_reset_addressed();
@@ -359,6 +376,7 @@ static void what_does_not_fit_is_dropped(void) {
 }
 
 int main(void) {
+    checksums_equal_the_plain_sum();
     short_and_foreign_frames();
     arp_answers_for_our_address_only();
     malformed_arp();

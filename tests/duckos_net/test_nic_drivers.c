@@ -221,6 +221,19 @@ static void full_send_ring_refuses(void) {
     expect_sent(300, 1);
 }
 
+/* The device looked away while the doorbell rang. */
+static void a_lost_doorbell_rings_again(void) {
+    if (family->plug != model_rtl8168 && family->plug != model_rtl8168_old &&
+        family->plug != model_rtl8125)
+        return;
+    start();
+    model.hold_sends = true;
+    CHECK(send(300, 1));
+    model.hold_sends = false;
+    for (unsigned round = 0; round < 64; round++) nic.refill(&nic);
+    expect_sent(300, 1);
+}
+
 static void bad_frames_are_dropped_one_by_one(void) {
     start();
     for (uint32_t round = 0; round < receive_count(); round++) {
@@ -409,6 +422,7 @@ int main(int count, char **words) {
         ring_wraps();
         overrun_is_counted_and_over();
         full_send_ring_refuses();
+        a_lost_doorbell_rings_again();
         bad_frames_are_dropped_one_by_one();
         longer_than_a_buffer_harms_nothing();
         wild_lengths_are_not_believed();

@@ -191,7 +191,7 @@ static unsigned receive_burst(struct net_interface *interface) {
         ethernet_receive(interface, frame.bytes, frame.size);
         nic->release(nic);
     }
-    if (seen != 0) nic->refill(nic);
+    nic->refill(nic);
     return seen;
 }
 

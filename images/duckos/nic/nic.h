@@ -73,7 +73,7 @@ struct nic {
     void (*poll_link)(struct nic *nic); /* now and then: link, link_mbps, missed, broken */
     bool (*receive)(struct nic *nic, struct nic_frame *frame);
     void (*release)(struct nic *nic);
-    void (*refill)(struct nic *nic); /* after a burst: give released descriptors to the NIC */
+    void (*refill)(struct nic *nic); /* every round: give released descriptors to the NIC */
     uint8_t *(*send_buffer)(struct nic *nic);    /* NULL: the ring is full */
     void (*send)(struct nic *nic, size_t bytes); /* the frame in the last send_buffer */
     bool (*sending)(struct nic *nic);            /* frames queued that have not left */

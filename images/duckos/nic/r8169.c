@@ -68,6 +68,7 @@ enum { LINK_UP = 1u << 1, LINK_10 = 1u << 2, LINK_100 = 1u << 3, LINK_1000 = 1u 
 #define SEND_EARLY_NEW 0x27u
 #define MCU_LIMIT_US 42000u
 #define PHY_LIMIT_US 2000u
+#define ROUNDS_PER_DOORBELL 64u
 
 struct descriptor { /* the same for both directions */
     uint32_t command, tag;
@@ -98,6 +99,7 @@ struct r8169 {
     uint32_t send_next;    /* the next one that we fill */
     uint32_t send_oldest;  /* the oldest that may still be the device's */
     uint32_t send_used;
+    uint32_t rounds_waited; /* since the last doorbell, with frames in the ring */
 };
 
 static const struct nic_model models[] = {
@@ -255,6 +257,7 @@ static void start_rings(struct r8169 *r8169) {
             nic_dma(r8169->memory.send_buffers + (size_t)index * NIC_BUFFER_BYTES);
     }
     r8169->receive_next = r8169->send_next = r8169->send_oldest = r8169->send_used = 0;
+    r8169->rounds_waited = 0;
 }
 
 /* High half first: the low half's write is what some revisions act on. */
@@ -358,8 +361,6 @@ static void r8169_release(struct nic *nic) {
     r8169->receive_next = next_of(r8169->receive_next, r8169->memory.receive_count);
 }
 
-static void r8169_refill(struct nic *nic) { (void)nic; /* OWN was the hand-over */ }
-
 static bool is_good(struct nic *nic, uint32_t command, uint32_t bytes) {
     if ((command & FIRST_AND_LAST) != FIRST_AND_LAST)
         nic->count.oversized++;
@@ -411,6 +412,14 @@ static uint8_t *r8169_send_buffer(struct nic *nic) {
     return r8169->memory.send_buffers + (size_t)r8169->send_next * NIC_BUFFER_BYTES;
 }
 
+static void ring_doorbell(struct r8169 *r8169) {
+    r8169->rounds_waited = 0;
+    if (r8169->generation == RTL_8125)
+        mmio_write16(r8169->registers + DOORBELL_8125, DOORBELL_QUEUE_0_8125);
+    else
+        mmio_write8(r8169->registers + DOORBELL, DOORBELL_NORMAL);
+}
+
 static void r8169_send(struct nic *nic, size_t bytes) {
     struct r8169 *r8169 = nic->state;
     volatile struct descriptor *at = &r8169->send[r8169->send_next];
@@ -421,22 +430,23 @@ static void r8169_send(struct nic *nic, size_t bytes) {
     r8169->send_next = next_of(r8169->send_next, r8169->memory.send_count);
     r8169->send_used++;
     ring_barrier();
-    if (r8169->generation == RTL_8125)
-        mmio_write16(r8169->registers + DOORBELL_8125, DOORBELL_QUEUE_0_8125);
-    else
-        mmio_write8(r8169->registers + DOORBELL, DOORBELL_NORMAL);
+    ring_doorbell(r8169);
 }
 
-/* A doorbell that rang while the device was finishing a round can be lost: ring again. */
 static bool r8169_sending(struct nic *nic) {
     struct r8169 *r8169 = nic->state;
     reclaim(nic);
-    if (r8169->send_used == 0) return false;
-    if (r8169->generation == RTL_8125)
-        mmio_write16(r8169->registers + DOORBELL_8125, DOORBELL_QUEUE_0_8125);
-    else
-        mmio_write8(r8169->registers + DOORBELL, DOORBELL_NORMAL);
-    return true;
+    return r8169->send_used != 0;
+}
+
+/* Received frames went back with their OWN bit. What is done here: a doorbell that rang while the
+ * device was finishing a round can be lost, so it rings again while frames wait. */
+static void r8169_refill(struct nic *nic) {
+    struct r8169 *r8169 = nic->state;
+    if (r8169->send_used == 0 || ++r8169->rounds_waited < ROUNDS_PER_DOORBELL) return;
+    r8169->rounds_waited = 0;
+    reclaim(nic);
+    if (r8169->send_used != 0) ring_doorbell(r8169);
 }
 
 /* ---- probe ----------------------------------------------------------------------------------- */
