@@ -48,6 +48,26 @@ void calls_nack(struct duck_core *core, struct core_call *call, uint64_t now) {
     packet_send(core, owner, DUCK_MSG_NACK, call->sequence, &nack, bytes);
 }
 
+/* How long without progress before the first NACK. */
+static uint64_t quiet_ns(const struct core_session *session) {
+    uint64_t quiet = 2 * session->pause_ns;
+    if (quiet < CORE_NACK_QUIET_NS) return CORE_NACK_QUIET_NS;
+    return quiet < CORE_NACK_QUIET_NS_MAX ? quiet : CORE_NACK_QUIET_NS_MAX;
+}
+
+/* Learn from a fragment's arrival. Only what was sent once and to all counts: a repair comes late
+ * because it was asked for late. */
+static void note_pause(struct core_session *session, struct core_call *call,
+                       const struct core_received *received, uint64_t now) {
+    uint64_t pause = now - call->arrived_ns;
+    if (call->received == 0 || received->domain == NULL) return;
+    if (pause > CORE_NACK_QUIET_NS_MAX) pause = CORE_NACK_QUIET_NS_MAX;
+    if (pause > session->pause_ns)
+        session->pause_ns = pause;
+    else
+        session->pause_ns -= (session->pause_ns - pause) / CORE_PAUSE_DECAY;
+}
+
 static bool is_incomplete(const struct core_call *call) {
     return call->state == CORE_CALL_EXPECTED || call->state == CORE_CALL_RECEIVING;
 }
@@ -59,9 +79,9 @@ uint64_t calls_tick(struct duck_core *core, uint64_t now) {
     for (uint32_t i = 0; i < DUCK_KERNEL_SLOTS; i++) {
         struct core_call *call = &session->call[i];
         if (!is_incomplete(call) || call->nacks >= CORE_NACK_TRIES) continue;
-        if (now >= call->progress_ns + (CORE_NACK_QUIET_NS << call->nacks))
+        if (now >= call->progress_ns + (quiet_ns(session) << call->nacks))
             calls_nack(core, call, now);
-        uint64_t due = call->progress_ns + (CORE_NACK_QUIET_NS << call->nacks);
+        uint64_t due = call->progress_ns + (quiet_ns(session) << call->nacks);
         if (call->nacks < CORE_NACK_TRIES && due < next) next = due;
     }
     if (session->published != session->completed) {
@@ -178,8 +198,9 @@ static void take_fragment(struct duck_core *core, struct core_call *call,
     if (header->payload_bytes != 0)
         memcpy(input + (size_t)header->fragment_index * call->stride, received->payload,
                header->payload_bytes);
+    note_pause(&core->session, call, received, now);
     call->received++;
-    call->progress_ns = now;
+    call->progress_ns = call->arrived_ns = now;
     call->nacks = 0;
     if (call->received < call->fragments) return;
     call->state = CORE_CALL_WHOLE;

@@ -49,8 +49,11 @@
 #define CORE_START_LIMIT_NS 60000000000ull /* OPEN until the kernel's init_status */
 #define CORE_START_LOOK_NS 500000ull       /* how often init_status is looked at */
 /* No progress on an incomplete call for so long: ask for what is missing. Each try waits twice as
- * long as the one before. */
+ * long as the one before. On a path (or behind a scheduler) that makes fragments late, the first
+ * wait is twice the longest pause seen lately, within these bounds. */
 #define CORE_NACK_QUIET_NS 300000ull
+#define CORE_NACK_QUIET_NS_MAX 10000000ull
+#define CORE_PAUSE_DECAY 64u /* the longest pause is forgotten by this part with each fragment */
 #define CORE_NACK_TRIES 8u
 /* RESULT packets of one call sent between two looks at the network. */
 #define CORE_RESULT_BURST 32u
@@ -189,6 +192,7 @@ struct core_call {
     uint32_t fragments;
     uint32_t received;
     uint64_t progress_ns; /* last new fragment, or last NACK */
+    uint64_t arrived_ns;  /* last new fragment */
     uint64_t asked_bytes; /* received for this call and not yet spent on NACKs */
     uint64_t whole_ns;
     uint64_t published_ns;
@@ -222,6 +226,7 @@ struct core_session {
     struct core_ticket opening;
     struct plat_session_memory shared;
     uint32_t published, completed; /* call numbers */
+    uint64_t pause_ns;             /* longest between two fragments of a call, slowly forgotten */
     uint64_t busy_since_ns;        /* when the running call began */
     struct duck_fault fault;       /* of the session that ended, when FAULTED */
     char kernel_words[40];         /* what the kernel said when it was ready; for INFO */

@@ -66,25 +66,25 @@ enum duck_check duck_packet_check(const uint8_t *packet, size_t bytes,
 
 /* ---- GMAC ------------------------------------------------------------------------------------ */
 
+/* Over the whole packet in one piece, its mac field zero: each further piece would cost BearSSL's
+ * GHASH its set-up again, a tenth of a short packet's time. */
 static void gmac(struct duck_seal_key *key, const uint8_t *packet, size_t bytes, uint64_t counter,
                  uint8_t tag[16]) {
-    static const uint8_t zero[DUCK_WIRE_MAC_BYTES];
-    const size_t mac_at = offsetof(struct duck_packet_header, mac);
     uint8_t nonce[12];
     memcpy(nonce, &counter, 8);
     memcpy(nonce + 8, &key->nonce_tag, 4);
     br_gcm_reset(&key->gcm, nonce, sizeof nonce);
-    br_gcm_aad_inject(&key->gcm, packet, mac_at);
-    br_gcm_aad_inject(&key->gcm, zero, sizeof zero);
-    br_gcm_aad_inject(&key->gcm, packet + mac_at + sizeof zero, bytes - mac_at - sizeof zero);
+    br_gcm_aad_inject(&key->gcm, packet, bytes);
     br_gcm_flip(&key->gcm);
     br_gcm_get_tag(&key->gcm, tag);
 }
 
 void duck_seal(struct duck_seal_key *key, uint8_t *packet, size_t bytes) {
+    uint8_t *mac = packet + offsetof(struct duck_packet_header, mac);
     key->counter++;
     memcpy(packet + offsetof(struct duck_packet_header, counter), &key->counter, 8);
-    gmac(key, packet, bytes, key->counter, packet + offsetof(struct duck_packet_header, mac));
+    memset(mac, 0, DUCK_WIRE_MAC_BYTES);
+    gmac(key, packet, bytes, key->counter, mac);
 }
 
 void duck_replay_reset(struct duck_replay_window *window) { memset(window, 0, sizeof *window); }
@@ -117,12 +117,15 @@ static void mark_seen(struct duck_replay_window *window, uint64_t counter) {
 
 enum duck_check duck_open_sealed(struct duck_seal_key *key, struct duck_replay_window *window,
                                  uint8_t *packet, size_t bytes) {
+    uint8_t *mac = packet + offsetof(struct duck_packet_header, mac);
     uint64_t counter;
-    uint8_t tag[16];
+    uint8_t told[DUCK_WIRE_MAC_BYTES], tag[DUCK_WIRE_MAC_BYTES];
     memcpy(&counter, packet + offsetof(struct duck_packet_header, counter), 8);
+    memcpy(told, mac, sizeof told);
+    memset(mac, 0, sizeof told);
     gmac(key, packet, bytes, counter, tag);
-    if (!duck_equal(tag, packet + offsetof(struct duck_packet_header, mac), sizeof tag))
-        return DUCK_CHECK_MAC;
+    memcpy(mac, told, sizeof told); /* another key may be tried */
+    if (!duck_equal(tag, told, sizeof tag)) return DUCK_CHECK_MAC;
     if (is_replay(window, counter)) return DUCK_CHECK_REPLAY;
     mark_seen(window, counter);
     return DUCK_CHECK_OK;

@@ -1,12 +1,14 @@
 """Ansible module: what the roles need to know of a host, in one visit. It changes nothing.
 
 Result: ``ports`` of the domains; ``keep_interfaces``, by which this host is reached (those of
-default routes, and ``connection_interfaces`` with ``connection_address``); ``cpus``; the kernel's ``cmdline``,
-``isolated`` and ``nohz_full``; ``hugepages`` as {node: {kB: count}}.
+default routes, and of the ssh connection); ``address_interfaces`` that have ``address``; ``cpus``;
+``system`` (family, systemd, machine, kernel); ``cmdline``, ``isolated`` and ``nohz_full`` of the
+kernel; ``hugepages`` as {node: {kB: count}}. Ansible's own facts take several times as long.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,31 @@ def interfaces_with(module: AnsibleModule, address: str) -> set[str]:
     return {row[1] for row in rows if len(row) > 3 and row[3].split("/")[0] == address}
 
 
+def connection_address(sysfs: Sysfs, pid: int) -> str:
+    """The address where the ssh connection of a process ends; sudo hides it from its children, so
+    parents are asked too ("client port server port", ssh(1))."""
+    while pid > 1:
+        for word in sysfs.read(f"/proc/{pid}/environ").split("\0"):
+            if word.startswith("SSH_CONNECTION="):
+                parts = word.partition("=")[2].split(" ")
+                return parts[2] if len(parts) == 4 else ""
+        stat = sysfs.read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+        pid = int(stat[1]) if len(stat) > 1 else 0
+    return ""
+
+
+def system(sysfs: Sysfs) -> dict[str, Any]:
+    """The distribution and those it is like, whether systemd runs it, and its kernel."""
+    lines = sysfs.read("/etc/os-release").splitlines()
+    release = {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
+    return {
+        "family": [*release.get("ID", "").split(), *release.get("ID_LIKE", "").split()],
+        "systemd": sysfs.path("/run/systemd/system").is_dir(),
+        "machine": os.uname().machine,
+        "kernel": os.uname().release,
+    }
+
+
 def hugepages(sysfs: Sysfs) -> dict[str, dict[str, int]]:
     """NUMA node -> page size in kB -> pages that the kernel holds."""
     nodes = "/sys/devices/system/node"
@@ -50,7 +77,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "domains": {"type": "list", "elements": "dict", "required": True},
-            "connection_address": {"type": "str", "default": ""},
+            "address": {"type": "str", "default": ""},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
@@ -70,14 +97,14 @@ def main() -> None:
         ports[-1]["neighbours"] = neighbours
     if problems:
         module.fail_json(msg="; ".join(problems), ports=ports)
-    connection = interfaces_with(module, module.params["connection_address"])
-    keep = connection | default_route_interfaces(sysfs)
+    keep = interfaces_with(module, connection_address(sysfs, os.getpid()))
     cpu = "/sys/devices/system/cpu"
     module.exit_json(
         changed=False,
         ports=ports,
-        keep_interfaces=sorted(keep),
-        connection_interfaces=sorted(connection),
+        system=system(sysfs),
+        keep_interfaces=sorted(keep | default_route_interfaces(sysfs)),
+        address_interfaces=sorted(interfaces_with(module, module.params["address"])),
         cpus=[int(n[3:]) for n in sysfs.names(cpu) if n[:3] == "cpu" and n[3:].isdigit()],
         cmdline=sysfs.read("/proc/cmdline"),
         isolated=sysfs.read(f"{cpu}/isolated"),
