@@ -136,7 +136,6 @@ static _Noreturn void live(void) {
 
 _Noreturn void duck_main(void) {
     static struct core_config config;
-    cpu_wait_by_halting(options_is("poll", "hlt"));
     platform_random_init();
     cores_init();
     regions_init(options_number("memory_limit", 0));

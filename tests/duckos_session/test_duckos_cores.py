@@ -90,7 +90,7 @@ def test_cores_behind_the_first_stay_in_ring_3(tmp_path: Path, kernel: Kernel) -
         assert usage["interrupts"] == 0
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("cores", [1, 2, 4])
 def test_experts_give_the_harness_bits(tmp_path: Path, cores: int) -> None:
     """The shipped experts kernel on duckos: the same bits as in a process, lossless formats."""
     rng = np.random.default_rng(SEED)

@@ -166,6 +166,25 @@ def test_scratch_is_zero_and_weights_are_readable(client: Client, kernel: Kernel
     assert client.close_session().status == OK
 
 
+def test_mutated_files(client: Client, kernel: Kernel) -> None:
+    """Kernels with a few wrong bytes anywhere: refused or run, the duck lives."""
+    elf = kernel("relocated")
+    random.seed(11)
+    refused = 0
+    for _ in range(150):
+        wrong = bytearray(elf[: random.choice((len(elf), random.randrange(1, len(elf))))])
+        for _ in range(random.randrange(1, 9)):
+            near = random.choice((256, len(wrong)))  # the headers, or anywhere
+            wrong[random.randrange(min(near, len(wrong)))] = random.randrange(256)
+        client.load(KERNEL_REGION, bytes(wrong))
+        if client.open(limit_ms=50, call_bytes=4096, result_bytes=4096).status == OK:
+            client.close_session()
+        else:
+            refused += 1
+    assert 50 < refused < 150
+    assert_works(client, kernel("echo"))
+
+
 def test_random_code(client: Client, kernel: Kernel) -> None:
     """Kernels whose code is noise: every one ends, and the duck lives."""
     elf = kernel("echo")
