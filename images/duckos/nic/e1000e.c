@@ -110,8 +110,6 @@ static const struct nic_model pch_models[] = {{0x153a, "I217-LM"}, {0x153b, "I21
                                               {0x550b, "I219-V"},  {0x550c, "I219-LM"},
                                               {0x550d, "I219-V"},  {0, ""}};
 
-static uint32_t next_of(uint32_t index, uint32_t count) { return (index + 1) & (count - 1); }
-
 /* ---- starting -------------------------------------------------------------------------------- */
 /* 4.6.2 and 4.6.3: interrupts off, master disable, reset, interrupts off again. */
 static enum nic_status reset(struct e1000e *e1000e) {
@@ -254,7 +252,7 @@ static void e1000e_refill(struct nic *nic) {
 static void e1000e_release(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
     give_to_device(e1000e, e1000e->receive_next);
-    e1000e->receive_next = next_of(e1000e->receive_next, e1000e->memory.receive_count);
+    e1000e->receive_next = nic_next(e1000e->receive_next, e1000e->memory.receive_count);
     if (++e1000e->released >= NIC_REFILL_FRAMES) e1000e_refill(nic);
 }
 
@@ -300,7 +298,7 @@ static void reclaim(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
     while (e1000e->send_oldest != e1000e->send_next &&
            (e1000e->send[e1000e->send_oldest].status & SENT) != 0) {
-        e1000e->send_oldest = next_of(e1000e->send_oldest, e1000e->memory.send_count);
+        e1000e->send_oldest = nic_next(e1000e->send_oldest, e1000e->memory.send_count);
         nic->count.completed++;
     }
 }
@@ -308,7 +306,7 @@ static void reclaim(struct nic *nic) {
 static uint8_t *e1000e_send_buffer(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
     reclaim(nic);
-    if (next_of(e1000e->send_next, e1000e->memory.send_count) == e1000e->send_oldest) {
+    if (nic_next(e1000e->send_next, e1000e->memory.send_count) == e1000e->send_oldest) {
         nic->count.ring_full++;
         return NULL;
     }
@@ -322,7 +320,7 @@ static void e1000e_send(struct nic *nic, size_t bytes) {
     at->checksum_offset = at->checksum_start = 0;
     at->status = 0;
     at->command = SEND_END | SEND_ADD_CRC | SEND_REPORT;
-    e1000e->send_next = next_of(e1000e->send_next, e1000e->memory.send_count);
+    e1000e->send_next = nic_next(e1000e->send_next, e1000e->memory.send_count);
     ring_barrier(); /* the descriptor before the tail */
     intel_write(e1000e->registers, SEND_TAIL, e1000e->send_next);
 }

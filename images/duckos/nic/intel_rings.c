@@ -76,8 +76,6 @@ struct intel_rings {
     uint32_t send_oldest;  /* the oldest descriptor that may still be the device's */
 };
 
-static uint32_t next_of(uint32_t index, uint32_t count) { return (index + 1) & (count - 1); }
-
 volatile uint8_t *intel_rings_registers(struct nic *nic) {
     return ((struct intel_rings *)nic->state)->registers;
 }
@@ -177,7 +175,7 @@ static void refill(struct nic *nic) {
 static void release(struct nic *nic) {
     struct intel_rings *rings = nic->state;
     give_to_device(rings, rings->receive_next);
-    rings->receive_next = next_of(rings->receive_next, rings->memory.receive_count);
+    rings->receive_next = nic_next(rings->receive_next, rings->memory.receive_count);
     if (++rings->released >= NIC_REFILL_FRAMES) refill(nic);
 }
 
@@ -223,7 +221,7 @@ static void reclaim(struct nic *nic) {
     struct intel_rings *rings = nic->state;
     while (rings->send_oldest != rings->send_next &&
            (rings->send[rings->send_oldest].options & SENT) != 0) {
-        rings->send_oldest = next_of(rings->send_oldest, rings->memory.send_count);
+        rings->send_oldest = nic_next(rings->send_oldest, rings->memory.send_count);
         nic->count.completed++;
     }
 }
@@ -231,7 +229,7 @@ static void reclaim(struct nic *nic) {
 static uint8_t *send_buffer(struct nic *nic) {
     struct intel_rings *rings = nic->state;
     reclaim(nic);
-    if (next_of(rings->send_next, rings->memory.send_count) == rings->send_oldest) {
+    if (nic_next(rings->send_next, rings->memory.send_count) == rings->send_oldest) {
         nic->count.ring_full++;
         return NULL;
     }
@@ -244,7 +242,7 @@ static void send(struct nic *nic, size_t bytes) {
     at->buffer = nic_dma(rings->memory.send_buffers + (size_t)rings->send_next * NIC_BUFFER_BYTES);
     at->options = (uint32_t)bytes << SEND_LENGTH_SHIFT; /* "sent" is clear */
     at->command = SEND_COMMAND | (uint32_t)bytes;
-    rings->send_next = next_of(rings->send_next, rings->memory.send_count);
+    rings->send_next = nic_next(rings->send_next, rings->memory.send_count);
     ring_barrier(); /* the descriptor before the tail */
     intel_write(rings->registers, SEND_TAIL, rings->send_next);
 }

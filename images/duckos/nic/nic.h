@@ -110,6 +110,11 @@ void nic_take_buffers(struct nic_memory *memory);
 /* What the device must be told to find memory of memory_take: it is identity-mapped. */
 static inline uint64_t nic_dma(const volatile void *memory) { return (uintptr_t)memory; }
 
+/* Rings have a power of two of descriptors. */
+static inline uint32_t nic_next(uint32_t index, uint32_t count) {
+    return (index + 1) & (count - 1);
+}
+
 bool nic_mac_is_valid(const uint8_t mac[6]); /* unicast and not zero */
 
 /* True when (register & mask) == expected within `limit_us`. */

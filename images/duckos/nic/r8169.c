@@ -16,6 +16,7 @@
 
 #define VENDOR_REALTEK 0x10ecu
 #define REGISTER_BYTES 256u
+#define REGISTER_BAR 2u /* on PCI Express; BAR 0 has the same as ports */
 
 enum {
     MAC_ADDRESS = 0x00, /* IDR0..5 */
@@ -105,7 +106,6 @@ struct r8169 {
 static const struct nic_model models[] = {
     {0x8168, "RTL8168"}, {0x8161, "RTL8168"}, {0x8125, "RTL8125"}, {0x3000, "E3000"}, {0, ""}};
 
-static uint32_t next_of(uint32_t index, uint32_t count) { return (index + 1) & (count - 1); }
 static uint32_t end_bit(uint32_t index, uint32_t count) {
     return index == count - 1 ? END_OF_RING : 0;
 }
@@ -358,7 +358,7 @@ static void r8169_stop(struct nic *nic) {
 static void r8169_release(struct nic *nic) {
     struct r8169 *r8169 = nic->state;
     give_to_device(r8169, r8169->receive_next);
-    r8169->receive_next = next_of(r8169->receive_next, r8169->memory.receive_count);
+    r8169->receive_next = nic_next(r8169->receive_next, r8169->memory.receive_count);
 }
 
 static bool is_good(struct nic *nic, uint32_t command, uint32_t bytes) {
@@ -396,7 +396,7 @@ static bool r8169_receive(struct nic *nic, struct nic_frame *frame) {
 static void reclaim(struct nic *nic) {
     struct r8169 *r8169 = nic->state;
     while (r8169->send_used != 0 && (r8169->send[r8169->send_oldest].command & OWN) == 0) {
-        r8169->send_oldest = next_of(r8169->send_oldest, r8169->memory.send_count);
+        r8169->send_oldest = nic_next(r8169->send_oldest, r8169->memory.send_count);
         r8169->send_used--;
         nic->count.completed++;
     }
@@ -427,7 +427,7 @@ static void r8169_send(struct nic *nic, size_t bytes) {
     ring_barrier(); /* OWN last */
     at->command = OWN | end_bit(r8169->send_next, r8169->memory.send_count) | FIRST_AND_LAST |
                   (uint32_t)bytes;
-    r8169->send_next = next_of(r8169->send_next, r8169->memory.send_count);
+    r8169->send_next = nic_next(r8169->send_next, r8169->memory.send_count);
     r8169->send_used++;
     ring_barrier();
     ring_doorbell(r8169);
@@ -450,16 +450,6 @@ static void r8169_refill(struct nic *nic) {
 }
 
 /* ---- probe ----------------------------------------------------------------------------------- */
-/* Registers lie in BAR 2 on PCI Express parts; some have them in BAR 1 or 4 as well. */
-static volatile uint8_t *map_registers(const struct pci_device *device) {
-    static const uint8_t bars[] = {2, 1, 4};
-    for (unsigned at = 0; at < sizeof bars; at++) {
-        volatile uint8_t *registers = pci_map_bar(device, bars[at], REGISTER_BYTES, NULL);
-        if (registers != NULL) return registers;
-    }
-    return NULL;
-}
-
 /* The revision stands in the send configuration, bits 30:23. G and later have 0x4c or more there.
  * */
 static enum generation generation_of(const struct pci_device *device, volatile uint8_t *registers) {
@@ -474,7 +464,7 @@ enum nic_status r8169_probe(struct nic *nic, const struct pci_device *device) {
     if (model == NULL) return NIC_OTHER_DEVICE;
     pci_link_always_on(device);
     pci_take_over(device);
-    volatile uint8_t *registers = map_registers(device);
+    volatile uint8_t *registers = pci_map_bar(device, REGISTER_BAR, REGISTER_BYTES, NULL);
     if (registers == NULL) return NIC_NO_REGISTERS;
     struct r8169 *r8169 = memory_take(sizeof *r8169, 64);
     r8169->registers = registers;
