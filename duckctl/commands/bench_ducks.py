@@ -40,8 +40,8 @@ def ducks(
       duckctl bench ducks --format q4 --mib 256
     """
     from duckctl.console import print_json
-    from duckctl.inventory import select
     from duckctl.inventory_choice import choose_inventory
+    from duckctl.lifecycle.choose import choose
     from duckctl.selftest import FORMATS, measure
     from duckctl.shards.layout import FORMAT_CODES
 
@@ -50,7 +50,7 @@ def ducks(
             known = ", ".join(sorted(FORMAT_CODES))
             raise UsageError(f"--format '{name}' is unknown", f"formats: {known}")
     fleet = choose_inventory(inventory)
-    figures = measure(fleet, select(fleet, limit), formats or FORMATS, region_mib)
+    figures = measure(fleet, choose(fleet, limit), formats or FORMATS, region_mib)
     if as_json:
         print_json({"ducks": [asdict(duck) for duck in figures]})
     else:

@@ -15,8 +15,9 @@ from duckctl.calibration import DuckCalibration, load
 from duckctl.console import console, human_bytes, print_json, print_table, talk, warn
 from duckctl.errors import ExitCode, UsageError
 from duckctl.health import DuckHealth, FleetHealth, fleet_health, probe
-from duckctl.inventory import Duck, Fleet, select
+from duckctl.inventory import Duck, Fleet
 from duckctl.inventory_choice import choose_inventory
+from duckctl.lifecycle.choose import choose
 from duckctl.prometheus import render, write_page
 from duckctl.vital_signs import loss_share
 
@@ -57,7 +58,7 @@ def health(
     if as_json and prometheus == "-":
         raise UsageError("--json and --prometheus - both want stdout", "give --prometheus a file")
     fleet = choose_inventory(inventory)
-    ducks = select(fleet, limit)
+    ducks = choose(fleet, limit)
     rounds = 0
     while True:
         report = _ask(fleet, ducks, timeout)

@@ -12,8 +12,9 @@ import typer
 
 from duckctl.console import print_json, print_table, talk
 from duckctl.errors import DuckError, ExitCode, UsageError
-from duckctl.inventory import Duck, Fleet, select
+from duckctl.inventory import Duck, Fleet
 from duckctl.inventory_choice import choose_inventory
+from duckctl.lifecycle.choose import choose
 from duckctl.power.backend import Action, PowerBackend, PowerError, PowerState
 from duckctl.power.ladder import power_ladder
 
@@ -128,7 +129,7 @@ def _for_each(
 ) -> None:
     """One answer per duck; a duck that fails does not stop the others."""
     fleet = choose_inventory(inventory)
-    ducks = select(fleet, pattern)
+    ducks = choose(fleet, pattern)
     if confirm and not yes and len(ducks) > CONFIRM_ABOVE:
         _confirm(confirm, ducks)
     with ThreadPoolExecutor(AT_ONCE_MAX) as pool:
