@@ -123,4 +123,5 @@ def _run(
             up = [duck for duck in ducks if runner.records[duck.name].is_up]
             notes = self_test(fleet, up, runner.records)
         records = explain_failures(fleet, runner.records)
-    return RunResult(run, found.plans, records, time.monotonic() - begin_s, notes)
+        steps = runner.steps()
+    return RunResult(run, found.plans, records, time.monotonic() - begin_s, notes, steps)

@@ -126,7 +126,8 @@ def _run(fleet: Fleet, store: Store, found: Survey, serial: str | None, max_fail
     }
     notes = {**left, **_reload_notes(found, runner)}
     records = explain_failures(fleet, runner.records)
-    return RunResult(store.run, found.plans, records, time.monotonic() - begin_s, notes)
+    seconds = time.monotonic() - begin_s
+    return RunResult(store.run, found.plans, records, seconds, notes, runner.steps())
 
 
 def _reload_notes(found: Survey, runner: Runner) -> dict[str, str]:

@@ -80,6 +80,24 @@ def summary_line(records: Mapping[str, DuckRecord]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts(records).items()) or "no ducks"
 
 
+def step_seconds(events: Sequence[StoredEvent]) -> dict[str, dict[str, float]]:
+    """How long each duck was in each state of its boot; of a step that it was in twice, the sum.
+
+    Times of the boot service's log are whole seconds.
+    """
+    spent: dict[str, dict[str, float]] = {}
+    last: dict[str, StoredEvent] = {}
+    for event in events:
+        before = last.get(event.duck)
+        if before is not None and before.after.startswith(("booting", "rebooting")):
+            steps = spent.setdefault(event.duck, {})
+            name = before.after.removeprefix("booting(").removesuffix(")")
+            name = "going_down" if name.startswith("rebooting") else name
+            steps[name] = steps.get(name, 0.0) + max(0.0, event.at_s - before.at_s)
+        last[event.duck] = event
+    return spent
+
+
 def exit_code(records: Sequence[DuckRecord]) -> ExitCode:
     """0: all are up (those in maintenance do not count); 3: some are; 4: none is."""
     counted = [record for record in records if record.state is not State.MAINTENANCE]

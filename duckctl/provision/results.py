@@ -66,21 +66,21 @@ def _why(plan: DuckPlan, intents: Mapping[str, str]) -> str:
     return f"{plan.why}; {note}" if note else plan.why
 
 
+def _row(plan: DuckPlan, result: RunResult) -> tuple[object, ...]:
+    name = plan.duck.name
+    record, steps = result.records[name], result.steps.get(name, {})
+    took = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in steps.items() if seconds >= 0.5)
+    note = record.reason or result.notes.get(name)
+    return (name, plan.do, record.describe(), took or "-", note or "-")
+
+
 def print_result(result: RunResult, as_json: bool) -> None:
     """The end of a run: one line per duck that is not up, and the sum."""
     if as_json:
         print_json(result.document())
     else:
-        rows = [
-            (
-                plan.duck.name,
-                plan.do,
-                result.records[plan.duck.name].describe(),
-                result.records[plan.duck.name].reason or result.notes.get(plan.duck.name) or "-",
-            )
-            for plan in result.plans
-        ]
-        print_table("", ("duck", "action", "state", "reason"), rows)
+        columns = ("duck", "action", "state", "boot took", "note")
+        print_table("", columns, [_row(plan, result) for plan in result.plans])
     for name in result.failed:
         record = result.records[name]
         warn(f"{name} is {record.describe()}: {record.reason or 'no reason is known'}")

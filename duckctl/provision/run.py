@@ -23,7 +23,7 @@ from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
 from duckctl.lifecycle.look import Look, look_at
 from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State, Step
-from duckctl.lifecycle.report import duck_document
+from duckctl.lifecycle.report import duck_document, step_seconds
 from duckctl.lifecycle.store import Store, store_path
 from duckctl.provision.crew import PowerHands, ProbeEyes, SystemClock, ladder_names, switched_off
 from duckctl.provision.decide import (
@@ -64,13 +64,14 @@ class Survey:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to. ``before``: the plans, in slot order."""
+    """What a run came to. ``steps``: how long each duck was in each step of its boot."""
 
     run: str
     plans: tuple[DuckPlan, ...]
     records: Mapping[str, DuckRecord]
     seconds: float
     notes: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[str]:
@@ -102,6 +103,10 @@ class RunResult:
                     "action": str(plan.do),
                     "why": plan.why,
                     "note": self.notes.get(plan.duck.name),
+                    "step_seconds": {
+                        step: round(seconds, 1)
+                        for step, seconds in self.steps.get(plan.duck.name, {}).items()
+                    },
                 }
                 for plan in self.plans
             ],
@@ -227,6 +232,7 @@ class Runner:
 
     def __init__(self, fleet: Fleet, store: Store, found: Survey, show: Show) -> None:
         self._fleet, self._store, self._found, self._show = fleet, store, found, show
+        self._first = max((event.number for event in store.events(last=1)), default=0)
         self._intents = Intents(boot_paths(fleet).intents)
         self._senses = Senses(
             ProbeEyes(fleet), PowerHands(fleet), LogEars(fleet, store), SystemClock()
@@ -244,6 +250,10 @@ class Runner:
         finally:
             with contextlib.suppress(AttributeError):
                 self.records |= engine.records
+
+    def steps(self) -> dict[str, dict[str, float]]:
+        """How long each duck was in each step since this began."""
+        return step_seconds(self._store.events(after=self._first))
 
     def _changed(self, duck: Duck, record: DuckRecord) -> None:
         self._show.change(duck, record)

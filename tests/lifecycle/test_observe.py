@@ -10,6 +10,8 @@ from lifecycle_kit import EXPECTED, OTHER_BUILD, answer, shelf, silence
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import DuckRecord, Kind, State, Step, transition
 from duckctl.lifecycle.observe import events_of
+from duckctl.lifecycle.report import step_seconds
+from duckctl.lifecycle.store import StoredEvent
 from duckctl.provision.self_test import slow_ducks
 
 
@@ -79,6 +81,28 @@ def test_the_old_boot_says_nothing_while_a_restart_is_awaited(duck: Duck) -> Non
     record = DuckRecord(duck.name, State.REBOOTING, Step.POWER, boot_id="01", old_boot_id="01")
     assert events_of(record, duck, answer(duck, "01"), EXPECTED, 1.0) == []
     assert look(record, duck, answer(duck, "02")).describe() == "ready"
+
+
+def test_steps_of_a_boot_are_timed() -> None:
+    """The time in each step is from its event to the next; what was before the boot is no step."""
+
+    def event(at_s: float, after: str) -> StoredEvent:
+        return StoredEvent(0, at_s, "d1", "x", "", after, "", "")
+
+    told = [
+        event(0.0, "registered"),
+        event(10.0, "booting(power)"),
+        event(10.5, "booting(dhcp)"),
+        event(20.0, "booting(hello)"),
+        event(19.0, "booting(verify)"),  # the log has whole seconds
+        event(19.5, "ready"),
+        event(90.0, "rebooting(power)"),
+        event(92.0, "booting(verify)"),
+        event(92.5, "ready"),
+    ]
+    assert step_seconds(told) == {
+        "d1": {"power": 0.5, "dhcp": 9.5, "hello": 0.0, "verify": 1.0, "going_down": 2.0}
+    }
 
 
 def test_slow_memory_stands_out() -> None:
