@@ -66,6 +66,10 @@ class Net:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
     def add_tap(self, name: str, domain: int = 0) -> None:
+        """A new tap; one of that name that an earlier machine had goes."""
+        subprocess.run(
+            ["ip", "-n", self.box, "link", "del", name], check=False, capture_output=True
+        )
         ip("-n", self.box, "tuntap", "add", name, "mode", "tap")
         ip("-n", self.box, "link", "set", name, "mtu", str(self.mtu), "master",
            f"br{domain}", "up")  # fmt: skip

@@ -13,6 +13,13 @@ from pathlib import Path
 from netns_kit import Net
 
 OVMF = (Path("/usr/share/OVMF/OVMF_CODE_4M.fd"), Path("/usr/share/OVMF/OVMF_VARS_4M.fd"))
+# Keys that Debian's OVMF has enrolled for tests (its passphrase is no secret).
+SECURE_OVMF = (
+    Path("/usr/share/OVMF/OVMF_CODE_4M.secboot.fd"),
+    Path("/usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd"),
+)
+SNAKEOIL_KEY = Path("/usr/share/ovmf/PkKek-1-snakeoil.key")
+SNAKEOIL_CERTIFICATE = Path("/usr/share/ovmf/PkKek-1-snakeoil.pem")
 # OVMF tries PXE on IPv6 first, a minute per try, and HTTP last; these switch stacks off.
 NO_IPV6 = ("-fw_cfg", "name=opt/org.tianocore/IPv6PXESupport,string=n")
 ONLY_HTTP = (*NO_IPV6, "-fw_cfg", "name=opt/org.tianocore/IPv4PXESupport,string=n")
@@ -74,3 +81,26 @@ def ovmf(folder: Path) -> list[str]:
         "-drive", f"if=pflash,format=raw,readonly=on,file={code}",
         "-drive", f"if=pflash,format=raw,file={own}",
     ]  # fmt: skip
+
+
+def secure_ovmf(folder: Path) -> list[str]:
+    """The same with Secure Boot on and the snakeoil keys enrolled."""
+    code, variables = SECURE_OVMF
+    own = folder / "secure-vars.fd"
+    shutil.copy(variables, own)
+    return [
+        "-machine", "q35,smm=on", "-global", "driver=cfi.pflash01,property=secure,value=on",
+        "-global", "ICH9-LPC.disable_s3=1",
+        "-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={code}",
+        "-drive", f"if=pflash,format=raw,unit=1,file={own}",
+    ]  # fmt: skip
+
+
+def snakeoil_key(folder: Path) -> Path:
+    """The private key without its passphrase, as sbsign wants it."""
+    plain = folder / "snakeoil.key"
+    subprocess.run(
+        ["openssl", "rsa", "-in", str(SNAKEOIL_KEY), "-passin", "pass:snakeoil", "-out",
+         str(plain)], check=True, capture_output=True,
+    )  # fmt: skip
+    return plain

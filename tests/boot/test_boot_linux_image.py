@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 from kernel_package import real_kernel_package
 from netns_kit import Net, ip, needs_namespaces
-from qemu_kit import NO_IPV6, ONLY_HTTP, OVMF, Guest, guest, ovmf
+from qemu_kit import (
+    NO_IPV6,
+    ONLY_HTTP,
+    OVMF,
+    SNAKEOIL_CERTIFICATE,
+    SNAKEOIL_KEY,
+    Guest,
+    guest,
+    ovmf,
+    secure_ovmf,
+    snakeoil_key,
+)
 
 from duckctl.boot.follow import read_log
 from duckctl.boot.plan import boot_paths
@@ -21,6 +32,8 @@ from duckctl.health import probe
 from duckctl.image.fleet_public import read_public
 from duckctl.image.linux import KernelChoice, LinuxOptions, build_linux
 from duckctl.image.manifest import ImageManifest, find_image, image_dir
+from duckctl.image.signing import sign_for_secure_boot
+from duckctl.image.uki import find_stub
 from duckctl.inventory import Fleet, load_inventory
 from duckctl.keys import make_key, public_path
 from duckctl.process import wait_until
@@ -182,22 +195,34 @@ def test_t14_ovmf_pxe_beside_another_dhcp_server(fleet: Fleet, tmp_path: Path) -
     assert not [e for e in events if e.kind in ("tftp_failed", "http_failed", "tftp_missing")]
 
 
-@needs_ovmf
-def test_ovmf_http_boot_of_the_uki(fleet: Fleet, tmp_path: Path) -> None:
-    """UEFI HTTP boot: HEAD, then the whole system in one file; no boot loader (T18)."""
-    image, _ = image_of(fleet)
-    if "uki" not in image.files:
-        pytest.skip("the package systemd-boot-efi is not installed")
-    words = [*ovmf(tmp_path), *ONLY_HTTP]
+needs_secure_boot = pytest.mark.skipif(
+    not SNAKEOIL_KEY.exists() or find_stub() is None or shutil.which("sbsign") is None,
+    reason="ovmf (with its test keys), systemd-boot-efi or sbsigntool is not installed",
+)
+
+
+@needs_secure_boot
+def test_t18_t19_secure_boot_takes_the_signed_uki_alone(fleet: Fleet, tmp_path: Path) -> None:
+    """UEFI HTTP boot with Secure Boot on: HEAD, GET, "Access Denied" for the unsigned UKI; signed,
+    the whole system comes up from one file, without a boot loader (T18, T19)."""
+    own = tmp_path / "own"
+    shutil.copytree(fleet.path.parent, own)
+    mine = load_inventory(own / fleet.path.name)
+    image, _ = image_of(mine)
+    words = [*secure_ovmf(tmp_path), *ONLY_HTTP]
     model = "virtio-net-pci,romfile="
-    with (
-        Net("u") as net,
-        serving(net, fleet),
-        guest(net, tmp_path, MAC, words, model=model, memory_mib=768) as machine,
-    ):
-        check_hello(net, fleet, image, machine)
-    events = [e for e in read_log(fleet, boot_paths(fleet)) if e.kind.startswith("http")]
-    assert [(e.kind, e.file) for e in events] == [
+    with Net("u") as net, serving(net, mine):
+        with guest(net, tmp_path, MAC, words, model=model, memory_mib=768) as machine:
+            machine.wait_for("Access Denied", BOOT_S)
+            assert "duck-init" not in machine.text()
+        image = sign_for_secure_boot(own, image, snakeoil_key(tmp_path), SNAKEOIL_CERTIFICATE)
+        again = tmp_path / "again"
+        again.mkdir()
+        words = [*secure_ovmf(again), *ONLY_HTTP]
+        with guest(net, again, MAC, words, model=model, memory_mib=768) as machine:
+            check_hello(net, mine, image, machine)
+    events = [e for e in read_log(mine, boot_paths(mine)) if e.kind.startswith("http")]
+    assert {(e.kind, e.file) for e in events} == {
         ("http_head", "/images/linux/linux.efi"),
         ("http", "/images/linux/linux.efi"),
-    ]
+    }
