@@ -29,6 +29,7 @@ def test_a_record_survives_the_process(tmp_path: Path) -> None:
         written = store.record("d1", Event(Kind.HELLO, 3.0, boot_id="b", build="x"))
     with Store(tmp_path / "x.db") as store:
         assert store.state_of("d1") == written
+        assert [len(store.events(run=run)) for run in ("r1", "r2", "")] == [3, 0, 3]
         assert [(e.kind, e.before, e.after, e.run) for e in store.events()] == [
             ("register", "unknown", "registered", "r1"),
             ("boot", "registered", "booting(power)", "r1"),

@@ -155,6 +155,38 @@ def test_reboot_escalates_from_protocol_to_power(fleet: Fleet) -> None:
     assert [record.boots for record in records.values()] == [2, 2, 2, 2]
 
 
+def test_t6_a_warm_reboot_that_gets_no_address_is_followed_by_a_cold_one(fleet: Fleet) -> None:
+    """Some cards ask for no address after a warm restart: when that wait is over the box is
+    switched off and on."""
+
+    class ColdOnly(World):
+        def _start(self, box: Box) -> None:
+            super()._start(box)
+            warm = box.switched[-1] == "reboot"
+            box.script = () if warm else NETWORK_BOOT
+            box.up_after_s = None if warm else 20.0
+
+    world = ColdOnly(boxes(fleet))
+    run(fleet, world)
+    records = run(fleet, world, restart_all=True)
+    assert {record.state for record in records.values()} == {State.READY}
+    assert world.boxes["duck01"].switched == ["command", "reboot", "command"]
+
+
+def test_t25_a_switch_port_that_is_slow_to_forward_is_waited_for(fleet: Fleet) -> None:
+    """Spanning tree holds packets back for up to 50 s: the first address request comes that late,
+    and nobody is switched again meanwhile."""
+
+    def slow(box: Box) -> None:
+        box.script = ((52.0, Kind.DHCP), (54.0, Kind.BOOT_FILE))
+        box.up_after_s = 60.0
+
+    world = World(boxes(fleet, slow))
+    records = run(fleet, world)
+    assert {record.state for record in records.values()} == {State.READY}
+    assert all(box.boot == 1 for box in world.boxes.values())
+
+
 def test_a_stale_duck_is_restarted_and_must_come_back_right(fleet: Fleet) -> None:
     """A duck of another build is restarted once; if it comes back the same it has failed, once."""
 
