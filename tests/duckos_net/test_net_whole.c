@@ -9,6 +9,9 @@
 #include "net/health.h"
 #include "net/net.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #define S 1000000000ull
 
 static struct model first, second;
@@ -131,6 +134,46 @@ static void a_broken_nvm_is_named(void) {
     first.no_address = true;
     CHECK_EQUAL(NET_NO_NIC, boot());
     CHECK(strstr(machine_log(), "no valid MAC address") != NULL);
+}
+
+static void a_nic_that_is_slow_to_start_is_started_later(void) {
+    plug_first(model_igc);
+    first.stuck_reset = true;
+    CHECK_EQUAL(NET_LINK_DOWN, boot());
+    live_ns(5 * S);
+    CHECK(!net_ready());
+    first.stuck_reset = false;
+    live_ns(8 * S);
+    CHECK(net_ready());
+    CHECK(memcmp(model_mac, net_describe()->mac, 6) == 0);
+}
+
+/* In a child: a panic ends it. */
+static bool panics(void (*run)(void)) {
+    pid_t child = fork();
+    if (child == 0) {
+        machine_panicked = true;
+        run();
+        exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 7;
+}
+
+static void live_long(void) { live_ns(100 * S); }
+
+static void the_only_nic_lost_is_a_panic(void) {
+    plug_first(model_igc);
+    first.stuck_reset = true;
+    boot();
+    CHECK(panics(live_long));
+    plug_first(model_igc);
+    model_igb(&second, 4);
+    first.stuck_reset = true;
+    second.link = false;
+    boot();
+    CHECK(!panics(live_long)); /* the other one may still get its cable */
 }
 
 static void the_cable_may_come_late(void) {
@@ -327,6 +370,8 @@ int main(void) {
     no_nic_is_said();
     an_unknown_nic_is_named();
     a_broken_nvm_is_named();
+    a_nic_that_is_slow_to_start_is_started_later();
+    the_only_nic_lost_is_a_panic();
     the_cable_may_come_late();
     the_nic_with_the_server_is_used();
     fixed_address_needs_no_server();

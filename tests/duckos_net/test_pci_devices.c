@@ -155,6 +155,15 @@ static void status_bits_survive(void) {
     CHECK_EQUAL(0x407, config16(device, 4));
 }
 
+static void bridges_above_pass_memory_accesses(void) {
+    machine_reset();
+    struct machine_device *upper = bridge(0, 28, 1), *lower = bridge(1, 0, 2);
+    struct machine_device *nic = machine_plug(2, 0, 0, 0x8086, 0x125c, 0x0200);
+    scan(true);
+    pci_bus_master_on(pci_at(2));
+    CHECK(machine_is_master(nic) && machine_is_master(lower) && machine_is_master(upper));
+}
+
 static void too_many_devices_are_said(void) {
     machine_reset();
     for (uint8_t slot = 0; slot < MACHINE_DEVICE_COUNT_MAX; slot++)
@@ -172,6 +181,7 @@ int main(void) {
     bars_of_every_kind();
     power_saving_is_off_at_both_ends();
     status_bits_survive();
+    bridges_above_pass_memory_accesses();
     too_many_devices_are_said();
     machine_reset();
     return 0;

@@ -2,6 +2,7 @@
 #include "net/health.h"
 
 #include "console/console.h"
+#include "net/bytes.h"
 #include "net/interface.h"
 #include "panic/panic.h"
 
@@ -24,13 +25,14 @@ static bool restart(struct net_interface *interface) {
     begin_again(interface);
     if (status == NIC_OK) {
         health->failures = 0;
+        copy_bytes(interface->mac, nic->mac, sizeof interface->mac); /* now known for certain */
         klog("net: %s started anew", nic->driver);
         return true;
     }
     health->failures++;
     health->retry_ns = interface->now_ns + health->failures * NS_PER_S;
     klog("net: %s does not start (%u): %s", nic->driver, health->failures, nic_status_text(status));
-    if (health->failures >= HEALTH_START_FAILURES_MAX)
+    if (interface->is_last_hope && health->failures >= HEALTH_START_FAILURES_MAX)
         panic("net: the NIC is lost after %u starts: %s", health->failures,
               nic_status_text(status));
     return false;

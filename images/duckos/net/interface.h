@@ -31,6 +31,7 @@ struct net_interface {
     struct arp_cache arp;
     struct dhcp dhcp;
     struct health health;
+    bool is_last_hope; /* no other NIC could take over */
     struct net_counters count;
     uint8_t *sending; /* the frame buffer that is lent out, or NULL */
     uint8_t *spare;   /* stands in while the NIC's ring is full */

@@ -45,6 +45,7 @@ static void prepare(struct net_interface *interface, struct nic *nic, uint16_t u
     *interface = (struct net_interface){.nic = nic,
                                         .udp_port = swap16(udp_port),
                                         .mtu_bytes = first_mtu(nic),
+                                        .is_last_hope = interface_count == 1,
                                         .now_ns = timer_now_ns(),
                                         .spare = spare};
     copy_bytes(interface->mac, nic->mac, 6);
@@ -54,6 +55,7 @@ static void prepare(struct net_interface *interface, struct nic *nic, uint16_t u
 static void choose(struct net_interface *interface) {
     struct nic *nic = interface->nic;
     active = interface;
+    interface->is_last_hope = true;
     nic_set_name(description.driver, nic->driver);
     nic_set_name(description.model, nic->model);
     description.unproven = nic->unproven;

@@ -79,25 +79,38 @@ static enum nic_status probe(struct nic *nic, const struct pci_device *device) {
     return status;
 }
 
+static void say_what_it_is(const struct nic *nic) {
+    const struct pci_device *device = nic->device;
+    const uint8_t *mac = nic->mac;
+    klog("nic %02x:%02x.%x: %s %s, %02x:%02x:%02x:%02x:%02x:%02x%s", device->bus, device->slot,
+         device->function, nic->driver, nic->model, mac[0], mac[1], mac[2], mac[3], mac[4], mac[5],
+         nic->unproven ? " (not yet seen on silicon)" : "");
+}
+
+/* False: it will never work. One that may only be slow to start stays, and is started again later.
+ * */
+static bool try_to_start(struct nic *nic) {
+    enum nic_status status = probe(nic, nic->device);
+    bool was_found = status == NIC_OK;
+    if (was_found) status = nic->start(nic);
+    if (status == NIC_OK) {
+        say_what_it_is(nic);
+        return true;
+    }
+    const struct pci_device *device = nic->device;
+    klog("nic %02x:%02x.%x: %04x:%04x %s", device->bus, device->slot, device->function,
+         device->vendor_id, device->device_id, nic_status_text(status));
+    nic->broken = true;
+    return was_found && status != NIC_NO_ADDRESS;
+}
+
 unsigned nic_find(struct nic nics[NIC_COUNT_MAX]) {
     unsigned count = 0;
     for (unsigned index = 0; index < pci_count() && count < NIC_COUNT_MAX; index++) {
         const struct pci_device *device = pci_at(index);
         if (device->class_code != PCI_CLASS_ETHERNET) continue;
-        struct nic *nic = &nics[count];
-        *nic = (struct nic){.device = device};
-        enum nic_status status = probe(nic, device);
-        if (status == NIC_OK) status = nic->start(nic);
-        if (status == NIC_OK) {
-            const uint8_t *mac = nic->mac;
-            klog("nic %02x:%02x.%x: %s %s, %02x:%02x:%02x:%02x:%02x:%02x%s", device->bus,
-                 device->slot, device->function, nic->driver, nic->model, mac[0], mac[1], mac[2],
-                 mac[3], mac[4], mac[5], nic->unproven ? " (not yet seen on silicon)" : "");
-            count++;
-        } else {
-            klog("nic %02x:%02x.%x: %04x:%04x %s", device->bus, device->slot, device->function,
-                 device->vendor_id, device->device_id, nic_status_text(status));
-        }
+        nics[count] = (struct nic){.device = device};
+        if (try_to_start(&nics[count])) count++;
     }
     return count;
 }

@@ -172,8 +172,15 @@ void pci_take_over(const struct pci_device *device) {
     write_command(device, command); /* D3hot to D0 may have reset it */
 }
 
+/* Some firmware switches the bridges off as well when it hands the machine over. A bridge's parent
+ * comes before it in the table, so the walk ends. */
 void pci_bus_master_on(const struct pci_device *device) {
-    write_command(device, pci_read16(device, HEADER_COMMAND) | COMMAND_MASTER);
+    for (;;) {
+        uint16_t command = pci_read16(device, HEADER_COMMAND);
+        write_command(device, command | COMMAND_MASTER | COMMAND_MEMORY);
+        if (device->parent == PCI_NO_PARENT) return;
+        device = &devices[device->parent];
+    }
 }
 
 /* ---- link power ------------------------------------------------------------------------------ */

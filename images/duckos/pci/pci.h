@@ -50,7 +50,8 @@ uint16_t pci_find_extended(const struct pci_device *device, uint16_t id);
  * stops here), no interrupt of any kind, power state D0. */
 void pci_take_over(const struct pci_device *device);
 
-/* Let the device read and write memory; only after its rings have been reset. */
+/* Let the device, and the bridges above it, read and write memory; only after its rings were reset.
+ * */
 void pci_bus_master_on(const struct pci_device *device);
 
 /* Active-state power management off at both ends of the device's link, L1 substates too: waking a
