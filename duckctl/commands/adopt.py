@@ -71,7 +71,9 @@ def adopt_command(
         new = NewDuck(name, card, place.name, own, next_slot(fleet, text))
         changed = adopt(fleet.path, new)
         store.unsight(card)
-        store.record(name, Event(Kind.REGISTER, time.time(), f"adopted {card}"))
+        history = [Event(Kind.DISCOVER, seen.first_s, seen.detail)] if seen else []
+        history.append(Event(Kind.REGISTER, time.time(), f"adopted {card}"))
+        store.record_all([(name, event) for event in history])
     if seen is None:
         warn(f"{card} has not asked this host for an address so far")
     duck = next(duck for duck in changed.ducks if duck.name == name)

@@ -27,6 +27,7 @@ def events(
     inventory: Path | None = typer.Option(
         None, "--inventory", help="Inventory file.  [default: the lab's]"
     ),
+    run: str = typer.Option("", "--run", help="Only what this run did (its id)."),
     last: int = typer.Option(50, "--last", "-n", min=0, help="Begin with the last N events."),
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until Ctrl-C."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; with -f one line per event."),
@@ -44,7 +45,8 @@ def events(
     with open_store(fleet) as store:
         listen(fleet, store)
         newest = max((event.number for event in store.events(last=1)), default=0)
-        found = [e for e in store.events(ducks=names, last=last) if e.number <= newest]
+        found = store.events(ducks=names, last=last, run=run)
+        found = [event for event in found if event.number <= newest]
         if as_json and not follow:
             print_json({"fleet": fleet.name, "events": [event_document(e) for e in found]})
             return
@@ -52,7 +54,7 @@ def events(
         while follow:
             time.sleep(FOLLOW_S)
             listen(fleet, store)
-            found = store.events(after=newest, ducks=names)
+            found = store.events(after=newest, ducks=names, run=run)
             _print(found, as_json)
             newest = max([newest, *(event.number for event in found)])
 

@@ -47,6 +47,7 @@ class Step(StrEnum):
 class Kind(StrEnum):
     """What can happen to a duck."""
 
+    DISCOVER = "discover"  # its card was seen before it had a name
     REGISTER = "register"
     BOOT = "boot"  # the host is about to switch it on or off and on
     POWERED = "powered"  # the switching is done
@@ -182,6 +183,10 @@ def _to(record: DuckRecord, event: Event, state: State, step: Step | None = None
 
 
 # ---- what the host does --------------------------------------------------------------------------
+
+
+def _discover(record: DuckRecord, event: Event) -> DuckRecord:
+    return _to(record, event, State.DISCOVERED) if record.state is State.UNKNOWN else record
 
 
 def _register(record: DuckRecord, event: Event) -> DuckRecord:
@@ -347,6 +352,7 @@ def _order(step: Step | None) -> int:
 
 
 _RULES: Mapping[Kind, Callable[[DuckRecord, Event], DuckRecord]] = {
+    Kind.DISCOVER: _discover,
     Kind.REGISTER: _register,
     Kind.BOOT: _boot,
     Kind.POWERED: _powered,

@@ -204,15 +204,20 @@ class Store:
         )
 
     def events(
-        self, after: int = 0, ducks: Sequence[str] | None = None, last: int | None = None
+        self,
+        after: int = 0,
+        ducks: Sequence[str] | None = None,
+        last: int | None = None,
+        run: str = "",
     ) -> list[StoredEvent]:
         """Events with a higher number than ``after``, oldest first; ``last``: only so many."""
         wanted = json.dumps(list(ducks)) if ducks is not None else None
         with _told(self.path):
             rows = self._db.execute(
                 "SELECT * FROM events WHERE id > ? AND (? IS NULL OR duck IN "
-                "(SELECT value FROM json_each(?))) ORDER BY id DESC LIMIT ?",
-                (after, wanted, wanted, -1 if last is None else last),
+                "(SELECT value FROM json_each(?))) AND (? = '' OR run = ?) "
+                "ORDER BY id DESC LIMIT ?",
+                (after, wanted, wanted, run, run, -1 if last is None else last),
             ).fetchall()
         return [
             StoredEvent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from duckctl.console import print_json, print_table, talk, warn
-from duckctl.lifecycle.machine import UP
+from duckctl.lifecycle.machine import UP, Step
 from duckctl.lifecycle.report import age, summary_line
 from duckctl.provision.decide import Do, DuckPlan
 from duckctl.provision.images import ImageStep, describe
@@ -66,6 +66,26 @@ def _why(plan: DuckPlan, intents: Mapping[str, str]) -> str:
     return f"{plan.why}; {note}" if note else plan.why
 
 
+# Where to look when a duck failed at a step; {duck} is the first such duck.
+HINTS = {
+    Step.POWER: "its switch: duckctl power status {duck}",
+    Step.DHCP: "network boot in its firmware, its cable, another card (duckctl discover)",
+    Step.BOOT_FILE: "what it asked for and would be answered: duckctl explain {duck}",
+    Step.IMAGE: "what it asked for and would be answered: duckctl explain {duck}",
+    Step.HELLO: "its screen or serial line; UDP port 7211 between host and duck",
+}
+
+
+def hints_for(result: RunResult) -> list[str]:
+    """One hint per step at which ducks failed."""
+    first: dict[Step, str] = {}
+    for name in result.failed:
+        step = result.records[name].step
+        if step in HINTS:
+            first.setdefault(step, name)
+    return [f"failed({step}): {HINTS[step].format(duck=name)}" for step, name in first.items()]
+
+
 def _row(plan: DuckPlan, result: RunResult) -> tuple[object, ...]:
     name = plan.duck.name
     record, steps = result.records[name], result.steps.get(name, {})
@@ -84,6 +104,8 @@ def print_result(result: RunResult, as_json: bool) -> None:
     for name in result.failed:
         record = result.records[name]
         warn(f"{name} is {record.describe()}: {record.reason or 'no reason is known'}")
+    for hint in hints_for(result):
+        talk(f"  hint: {hint}")
     up = sum(record.state in UP for record in result.records.values())
     talk(
         f"{up} of {len(result.plans)} ducks are up after {age(result.seconds)} "

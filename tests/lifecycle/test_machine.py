@@ -25,6 +25,8 @@ RECORDS = [
     for verified in (False, True)
 ]
 BOOT = (
+    (Kind.DISCOVER, "discovered"),
+    (Kind.REGISTER, "registered"),
     (Kind.BOOT, "booting(power)"),
     (Kind.POWERED, "booting(dhcp)"),
     (Kind.DHCP, "booting(boot_file)"),
@@ -51,7 +53,7 @@ def _boot_of(kind: Kind, boot_id: str) -> str:
 
 def test_a_life_from_power_on_to_lost() -> None:
     """Each event of an ordinary boot leads to the next state, named as status shows it."""
-    record = DuckRecord("d", State.REGISTERED)
+    record = DuckRecord("d")
     for at_s, (kind, expected) in enumerate(BOOT, 1):
         record = transition(record, Event(kind, float(at_s), boot_id=_boot_of(kind, "b")))
         assert record.describe() == expected

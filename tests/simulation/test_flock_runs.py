@@ -216,6 +216,8 @@ def test_an_unknown_box_is_discovered_and_adopted(flock: Flock) -> None:
         assert [(card["mac"], card["domain"]) for card in cards] == [(stranger_mac(0), "domain0")]
         assert flock.run("adopt", stranger_mac(0), "--name", name).code == 0
         assert flock.inventory.read_text().startswith("# the cellar\n")
+        story = flock.run("events", name, "--json").document["events"]
+        assert [event["after"] for event in story] == ["discovered", "registered"]
         assert flock.run("discover", "--json").document["cards"] == []
         finished = flock.run("provision", name, "--skip-self-test", "--json")
         assert finished.code == 0, finished.err
