@@ -94,11 +94,7 @@ def serve(
     max_queue: int = typer.Option(16, "--max-queue", min=1, help="Requests that may wait."),
     activations: Activations = typer.Option(Activations.F32, "--activations", help="On the wire."),
     scrub_pause: float = typer.Option(
-        30.0,
-        "--scrub-pause",
-        min=0,
-        max=86400,
-        help="Seconds between two pieces of weights that ducks check again; 0 = never.",
+        30.0, "--scrub-pause", min=0, help="Seconds between re-checked pieces of weights; 0: never."
     ),
     kernel: Kernel = typer.Option(Kernel.AVX2, "--kernel", help="Kernel that the ducks run."),
     threads: int | None = typer.Option(None, "--threads", min=1, help="CPU threads of the host."),

@@ -136,8 +136,8 @@ struct duckhost_duck_status {
 };
 
 /* One call on one duck, times of the host's monotonic clock in ns. start_ns is when the duck's
- * kernel began, moved from the duck's clock: clock_error_ns tells how far it may be off, and 0 means
- * unknown. The kernel ended kernel_ns later; before it the whole call waited queue_ns. */
+ * kernel began, moved from the duck's clock; clock_error_ns tells how far it may be off. A start_ns
+ * of 0 is unknown. The kernel ended kernel_ns later; before it the whole call waited queue_ns. */
 struct duckhost_trace_entry {
     uint32_t call, duck;
     uint64_t submit_ns; /* the call was handed in */
@@ -245,7 +245,7 @@ DUCKHOST_EXPORT int duckhost_get_duck_status(struct duckhost_fleet *fleet, uint3
                                              struct duckhost_duck_status *out);
 DUCKHOST_EXPORT int duckhost_get_domain_stats(struct duckhost_fleet *fleet, uint32_t domain,
                                               struct duckhost_domain_stats *out);
-/* Keeps the last `calls` calls with all ducks' times (0 = none, the default); forgets earlier ones. */
+/* Keeps the last `calls` calls with all ducks' times (0 = none, as at first); forgets what it had. */
 DUCKHOST_EXPORT int duckhost_set_trace(struct duckhost_fleet *fleet, uint32_t calls,
                                        struct duckhost_error *error);
 /* Copies the newest entries, one per call and duck, oldest first; *count is their number. */

@@ -77,8 +77,8 @@ INLINE __m256i broadcast_x(const int8_t *x) {
     return _mm256_castps_si256(_mm256_broadcast_ss((const float *)x));
 }
 
-/* All 32 rows over 32 columns, column by column: few tokens leave room for the sums of all rows, and
- * then an activation is loaded once for four vectors of rows instead of being kept in memory. */
+/* All 32 rows over 32 columns, column by column: few tokens leave room for the sums of all rows,
+ * and then an activation is loaded once for four vectors of rows. */
 INLINE void chunk_products_by_column(const uint32_t format, const int tokens, const uint8_t *chunk,
                                      const int8_t *const *x,
                                      __m256i product[][BY_COLUMN_TOKENS_MAX]) {

@@ -264,7 +264,7 @@ void check_clock() {
     require(worse.offset_ns == clock.offset_ns, "a slow round trip tells less");
     require(worse.error_ns > clock.error_ns, "what is known grows old");
     require(better_clock(clock, 2000, 2100 + ahead, 2200).error_ns == 100, "a fast one tells more");
-    // Every moment of the last two minutes comes back to 64 ns, across the wrap of the low bits too.
+    // Every moment of the last two minutes comes back to 64 ns, across the low bits' wrap too.
     for (uint64_t now : {uint64_t{300000000000}, (uint64_t{1} << 38) - ahead + 1000}) {
         for (uint64_t ago : {uint64_t{0}, uint64_t{900}, uint64_t{119000000000}}) {
             const auto start = static_cast<uint32_t>((now - ago + ahead) >> 6);
@@ -301,10 +301,16 @@ void check_trace_ring() {
 
 int main(int count, char **words) {
     const std::map<std::string, std::function<void()>> checks = {
-        {"off", check_off},         {"seed", check_seed}, {"all_or_nothing", check_all_or_nothing},
-        {"reorder", check_reorder}, {"cut", check_cut},   {"corrupt", check_corrupt},
-        {"cutting", check_cutting}, {"sums", check_sums},
-        {"clock", check_clock},     {"trace_ring", check_trace_ring}};
+        {"off", check_off},
+        {"seed", check_seed},
+        {"all_or_nothing", check_all_or_nothing},
+        {"reorder", check_reorder},
+        {"cut", check_cut},
+        {"corrupt", check_corrupt},
+        {"cutting", check_cutting},
+        {"sums", check_sums},
+        {"clock", check_clock},
+        {"trace_ring", check_trace_ring}};
     require(count == 2, "usage: units NAME");
     const auto found = checks.find(words[1]);
     require(found != checks.end(), "there is a check of this name");
