@@ -461,11 +461,22 @@ void Domain::hint_silent(const Link &link, duckhost_error *error) const {
                         "A duck ignores a host that speaks for another fleet");
 }
 
+// No duck of this domain was heard lately: a cable, a switch, this host's NIC.
+bool Domain::is_silent() const {
+    const uint64_t limit_ns = options_.silence_ms * kMillisecond / 2;
+    for (const auto &link : links_)
+        if (link->is_attached() && elapsed_ns(now_, silent_since(*link, 0)) < limit_ns)
+            return false;
+    return true;
+}
+
 void Domain::fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,
                          const char *during) const {
     fail(error, DUCKHOST_ERR_UNREACHABLE, static_cast<int>(link.index),
-         "%s (%s) does not answer: nothing received for %.1f s during %s", link.name,
-         link.address_text, static_cast<double>(silent_ns) * 1e-9, during);
+         "%s (%s) does not answer: nothing received for %.1f s during %s%s%s%s", link.name,
+         link.address_text, static_cast<double>(silent_ns) * 1e-9, during,
+         is_silent() ? "; nothing at all is heard in domain " : "", is_silent() ? name() : "",
+         is_silent() ? " (cable, switch or network card)" : "");
     hint_silent(link, error);
 }
 

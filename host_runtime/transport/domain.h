@@ -90,6 +90,7 @@ class Domain {
     bool hint_port(duckhost_error *error) const;
 
   private:
+    bool is_silent() const;
     // What may be the matter with a duck that does not answer.
     void hint_silent(const Link &link, duckhost_error *error) const;
     void run();

@@ -1,0 +1,146 @@
+"""Ethernet segments in network namespaces: one bridge per domain, a host, ducks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from real_duckd import DuckdProcess, new_key
+from transport_kit import Shelf, call, scale_call, scaled_sum
+
+from duckctl.native import native_path
+from host_runtime.transport import Transport
+
+CLONE_NEWNET = 0x40000000
+PORT = 7211
+DOMAINS, DUCKS_PER_DOMAIN = 2, 2
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def why_not() -> str:
+    """Empty when namespaces and bridges can be made here."""
+    if shutil.which("ip") is None:
+        return "the program ip is not installed"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    name = f"try-{secrets.token_hex(4)}"
+    try:
+        ip("netns", "add", name)
+        try:
+            ip("-n", name, "link", "add", "br0", "type", "bridge")
+            ip("-n", name, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+        finally:
+            ip("netns", "del", name)
+    except subprocess.CalledProcessError as error:
+        return f"no namespaces with bridges here: {error.stderr.strip()}"
+    return ""
+
+
+class Segments:
+    """A switch namespace with one bridge per domain, a host namespace, one per duck."""
+
+    def __init__(self, mtu: int) -> None:
+        self._mark = secrets.token_hex(3)
+        self._mtu = str(mtu)
+        self._names: list[str] = []
+        self.switch = self._namespace("sw")
+        self.host = self._namespace("host")
+        for domain in range(DOMAINS):
+            ip("-n", self.switch, "link", "add", f"br{domain}", "mtu", self._mtu, "type", "bridge")
+            ip("-n", self.switch, "link", "set", f"br{domain}", "up")
+            self._plug(self.host, f"nic{domain}", domain, f"h{domain}", f"10.21.{domain + 1}.1")
+
+    def add_duck(self, domain: int, number: int) -> tuple[str, str]:
+        """The duck's namespace and address."""
+        namespace = self._namespace(f"d{domain}{number}")
+        address = f"10.21.{domain + 1}.{10 + number}"
+        self._plug(namespace, "eth0", domain, f"p{number}.{domain}", address)
+        return namespace, address
+
+    def set_host_link(self, domain: int, state: str) -> None:
+        """The host's network card of a domain goes "down" or "up"."""
+        ip("-n", self.host, "link", "set", f"nic{domain}", state)
+
+    def set_port(self, domain: int, state: str) -> None:
+        """The switch's port of the host: the card keeps its state and loses its carrier."""
+        ip("-n", self.switch, "link", "set", f"h{domain}", state)
+
+    def sent_bytes(self, domain: int) -> int:
+        """Bytes, since packets that leave together count as one here."""
+        path = f"/sys/class/net/nic{domain}/statistics/tx_bytes"
+        command = ["ip", "netns", "exec", self.host, "cat", path]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    @contextlib.contextmanager
+    def in_host(self) -> Iterator[None]:
+        """This thread is in the host's namespace: sockets opened now stay there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with (
+            Path("/proc/thread-self/ns/net").open() as home,
+            Path(f"/var/run/netns/{self.host}").open() as away,
+        ):
+            assert libc.setns(away.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
+
+    def remove(self) -> None:
+        for name in self._names:
+            ip("netns", "del", name)
+
+    def _namespace(self, role: str) -> str:
+        name = f"duck{self._mark}-{role}"
+        ip("netns", "add", name)
+        self._names.append(name)
+        ip("-n", name, "link", "set", "lo", "up")
+        return name
+
+    def _plug(self, namespace: str, nic: str, domain: int, port: str, address: str) -> None:
+        peer = ["type", "veth", "peer", "name", nic, "mtu", self._mtu, "netns", namespace]
+        ip("-n", self.switch, "link", "add", port, "mtu", self._mtu, *peer)
+        ip("-n", self.switch, "link", "set", port, "master", f"br{domain}", "up")
+        ip("-n", namespace, "addr", "add", f"{address}/24", "brd", "+", "dev", nic)
+        ip("-n", namespace, "link", "set", nic, "up")
+
+
+@contextlib.contextmanager
+def running_segments(folder: Path, kernel: bytes, mtu: int) -> Iterator[tuple[Segments, Shelf]]:
+    key = new_key()
+    segments = Segments(mtu)
+    ducks: list[DuckdProcess] = []
+    try:
+        for index in range(DOMAINS * DUCKS_PER_DOMAIN):
+            namespace, address = segments.add_duck(index // DUCKS_PER_DOMAIN, index)
+            prefix = ("ip", "netns", "exec", namespace)
+            # Any address: a socket bound to its own would not hear broadcasts.
+            duck = DuckdProcess(
+                f"d{index + 1:02}", folder, key, native_path("duckd"), "0.0.0.0", PORT, prefix
+            )
+            ducks.append(duck)
+            duck.start()
+            duck.address = address
+        domains = [index // DUCKS_PER_DOMAIN for index in range(len(ducks))]
+        broadcast = {domain: f"10.21.{domain + 1}.255" for domain in range(DOMAINS)}
+        yield segments, Shelf(folder, key, kernel, ducks, domains, mtu, broadcast)
+    finally:
+        for duck in ducks:
+            duck.kill()
+        segments.remove()
+
+
+def check_call(transport: Transport, ducks: list[int]) -> None:
+    values = np.arange(3000, dtype=np.float32) / np.float32(7)
+    np.testing.assert_array_equal(
+        call(transport, scale_call(values), len(values)), scaled_sum(values, ducks)
+    )
