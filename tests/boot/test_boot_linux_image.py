@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kernel_package import real_kernel_package
@@ -19,16 +17,15 @@ from qemu_kit import (
     OVMF,
     SNAKEOIL_CERTIFICATE,
     SNAKEOIL_KEY,
-    Guest,
     guest,
     ovmf,
     secure_ovmf,
     snakeoil_key,
 )
+from service_kit import BOOT_S, MAC, ask, check_hello, serving
 
 from duckctl.boot.follow import read_log
 from duckctl.boot.plan import boot_paths
-from duckctl.health import probe
 from duckctl.image.fleet_public import read_public
 from duckctl.image.linux import KernelChoice, LinuxOptions, build_linux
 from duckctl.image.manifest import ImageManifest, find_image, image_dir
@@ -53,8 +50,6 @@ all:
             duck01: {{duck_mac: "52:54:00:00:00:01", duck_address: {address},
                       duck_image: linux, duck_identity: per_boot}}
 """
-MAC = "52:54:00:00:00:01"
-BOOT_S = 150.0  # TCG on a shared machine; typical are 10 to 45 s
 OTHER_SERVER_FIRST = "198.18.0.100"  # the address that the other DHCP server of a proxy gives
 
 
@@ -86,22 +81,6 @@ def image_of(fleet: Fleet) -> tuple[ImageManifest, Path]:
 
 
 @contextmanager
-def serving(net: Net, fleet: Fleet) -> Iterator[None]:
-    """`duckctl boot serve` in the host's namespace."""
-    command = [sys.executable, "-m", "duckctl", "boot", "serve", "--http-port", "8080",
-               "--inventory", str(fleet.path)]  # fmt: skip
-    log = fleet.path.parent / "serve.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(net.run_in(net.host, command), stderr=file)
-    try:
-        assert wait_until(lambda: "serving network boot" in log.read_text(), 20), log.read_text()
-        yield
-    finally:
-        process.terminate()
-        process.wait(15)
-
-
-@contextmanager
 def other_dhcp_server(net: Net, folder: Path) -> Iterator[None]:
     """Somebody else's DHCP server in the box's namespace: addresses, nothing about boot."""
     ip("-n", net.box, "addr", "add", "198.18.0.2/24", "dev", "br0")
@@ -119,24 +98,6 @@ def other_dhcp_server(net: Net, folder: Path) -> Iterator[None]:
         process.wait(10)
 
 
-def ask(net: Net, fleet: Fleet, *extra: str) -> dict[str, Any]:
-    """What the duck tells to the host's probe."""
-    document = probe(fleet, fleet.ducks, 5.0, extra, net.run_in(net.host, []))
-    (answer,) = document["ducks"]
-    assert answer["error"] is None, answer
-    found: dict[str, Any] = answer
-    return found
-
-
-def check_hello(net: Net, fleet: Fleet, image: ImageManifest, machine: Guest) -> None:
-    took_s = machine.wait_for("duckd ready", BOOT_S)
-    facts = ask(net, fleet)
-    assert facts["platform"] == "linux-image"
-    assert facts["build"] == image.build_hash
-    assert facts["mac_address"] == MAC
-    sys.stdout.write(f"power-on to ready: {took_s:.1f} s\n")
-
-
 @pytest.mark.parametrize("fleet", [("dhcp", 9000)], indirect=True)
 def test_kernel_boot_answers_and_reboots(fleet: Fleet, tmp_path: Path) -> None:
     """-kernel: HELLO, the MTU and name of DHCP, and REBOOT restarts the machine."""
@@ -148,7 +109,7 @@ def test_kernel_boot_answers_and_reboots(fleet: Fleet, tmp_path: Path) -> None:
         serving(net, fleet),
         guest(net, tmp_path, MAC, words, model="virtio-net-pci,host_mtu=9000") as machine,
     ):
-        check_hello(net, fleet, image, machine)
+        check_hello(net, fleet, image, machine, "linux-image")
         facts = ask(net, fleet)
         assert facts["name_told"] == "duck01"
         assert facts["mtu_bytes"] == 9000
@@ -166,7 +127,7 @@ def test_seabios_pxe(fleet: Fleet, tmp_path: Path) -> None:
         serving(net, fleet),
         guest(net, tmp_path, MAC, words, model="e1000e") as machine,
     ):
-        check_hello(net, fleet, image, machine)
+        check_hello(net, fleet, image, machine, "linux-image")
     files = [event.file for event in read_log(fleet, boot_paths(fleet)) if event.kind == "http"]
     assert files == ["/boot.ipxe", "/duck/52-54-00-00-00-01.ipxe", "/images/linux/vmlinuz",
                      "/images/linux/initrd.img"]  # fmt: skip
@@ -188,7 +149,7 @@ def test_t14_ovmf_pxe_beside_another_dhcp_server(fleet: Fleet, tmp_path: Path) -
         serving(net, fleet),
         guest(net, tmp_path, MAC, words, model=model) as machine,
     ):
-        check_hello(net, fleet, image, machine)
+        check_hello(net, fleet, image, machine, "linux-image")
     events = read_log(fleet, boot_paths(fleet))
     assert next(e.file for e in events if e.kind == "boot_server") == "snponly.efi"
     assert {e.kind for e in events} >= {"proxy", "boot_server", "tftp_abort", "tftp", "http"}
@@ -220,7 +181,7 @@ def test_t18_t19_secure_boot_takes_the_signed_uki_alone(fleet: Fleet, tmp_path: 
         again.mkdir()
         words = [*secure_ovmf(again), *ONLY_HTTP]
         with guest(net, again, MAC, words, model=model, memory_mib=768) as machine:
-            check_hello(net, mine, image, machine)
+            check_hello(net, mine, image, machine, "linux-image")
     events = [e for e in read_log(mine, boot_paths(mine)) if e.kind.startswith("http")]
     assert {(e.kind, e.file) for e in events} == {
         ("http_head", "/images/linux/linux.efi"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -14,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import pytest
 from boot_kit import make_fleet, make_images
 from dhcp_client import Client, Reply
 from netns_kit import Net, inside, ip, needs_namespaces, udp_socket
+from service_kit import serving
 
 from duckctl.boot.events import BootEvent
 from duckctl.boot.follow import read_log
@@ -49,23 +48,6 @@ def install_images(folder: Path) -> None:
             (staged / file.path).write_bytes(seed * (BIG_BYTES // 32 if role == "initrd" else 1000))
             files[role] = describe_file(staged / file.path)
         install_image(folder, replace(image, files=files), staged)
-
-
-@contextmanager
-def serving(net: Net, fleet: Fleet, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`duckctl boot serve` in the host namespace, from its ready line to its end."""
-    command = [sys.executable, "-m", "duckctl", "boot", "serve", "--inventory", str(fleet.path),
-               "--http-port", "8080", *words]  # fmt: skip
-    log = fleet.path.parent / "serve.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(net.run_in(net.host, command), stderr=file, text=True)
-    try:
-        ready = wait_until(lambda: "serving network boot" in log.read_text(), 20)
-        assert ready, log.read_text()
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(15)
 
 
 @pytest.fixture
