@@ -103,6 +103,7 @@ static bool inject(struct model *model, const uint8_t *frame, size_t size, enum 
                            (done == size + 4 ? BIT(LAST_BIT) : 0);
         command |= damage == WILD_LENGTH ? 0x3fff : (uint32_t)part;
         if (damage == CRC_ERROR) command |= BIT(21) | BIT(19);
+        if (part > 8191) command |= BIT(21) | BIT(22); /* "watchdog", though nothing is wrong */
         if (damage == RUNT) command |= BIT(21) | BIT(20);
         bool end = (at->command & BIT(END_BIT)) != 0;
         realtek->receive_next = end ? 0 : realtek->receive_next + 1;

@@ -79,8 +79,11 @@ static_assert(sizeof(struct descriptor) == 16, "descriptor");
 #define OWN (1u << 31) /* the device's */
 #define END_OF_RING (1u << 30)
 #define FIRST_AND_LAST (1u << 29 | 1u << 28)
-#define RECEIVE_ERROR (1u << 21) /* RES: one of watchdog, runt and CRC error */
+#define RECEIVE_ERROR (1u << 21)    /* RES: one of watchdog, runt and CRC error */
+#define RECEIVE_WATCHDOG (1u << 22) /* also on good frames of more than 8191 bytes */
 #define RECEIVE_RUNT (1u << 20)
+#define RECEIVE_CRC (1u << 19)
+#define WATCHDOG_FRAME_BYTES 8191u
 #define LENGTH 0x3fffu
 #define CRC_BYTES 4u /* the device leaves the frame check sequence in the buffer */
 
@@ -361,13 +364,19 @@ static void r8169_release(struct nic *nic) {
     r8169->receive_next = nic_next(r8169->receive_next, r8169->memory.receive_count);
 }
 
+static bool is_damaged(uint32_t command, uint32_t bytes) {
+    if ((command & RECEIVE_ERROR) == 0) return false;
+    uint32_t what = command & (RECEIVE_WATCHDOG | RECEIVE_RUNT | RECEIVE_CRC);
+    return what != RECEIVE_WATCHDOG || bytes <= WATCHDOG_FRAME_BYTES;
+}
+
 static bool is_good(struct nic *nic, uint32_t command, uint32_t bytes) {
     if ((command & FIRST_AND_LAST) != FIRST_AND_LAST)
         nic->count.oversized++;
-    else if ((command & RECEIVE_ERROR) != 0 && (command & RECEIVE_RUNT) == 0)
-        nic->count.descriptor_errors++;
     else if ((command & RECEIVE_RUNT) != 0 || bytes < NIC_HEADER_BYTES + CRC_BYTES)
         nic->count.runts++;
+    else if (is_damaged(command, bytes))
+        nic->count.descriptor_errors++;
     else if (bytes > NIC_BUFFER_BYTES)
         nic->count.bad_descriptors++;
     else
