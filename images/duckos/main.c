@@ -37,6 +37,7 @@ void duckos_main(void) {
     obey_poll_option(); /* idle cores spin or halt */
     cpu_start_others(); /* INIT-SIPI-SIPI */
     power_init();       /* full clock, temperature sensor */
+    acpi_watch_power_button();
     interrupts_on();
     watchdog_start(); /* from here on, a hanging loop reboots */
     klog("duckos: up after %zu us", (size_t)(timer_now_ns() / 1000));

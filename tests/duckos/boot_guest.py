@@ -89,26 +89,28 @@ class Guest:
         self.lines += [line.decode("ascii", "replace").rstrip("\r") for line in whole]
         return bool(data)
 
-    def monitor(self, command: str) -> None:
+    def monitor(self, command: str) -> str:
+        """What the command prints."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self._monitor))
             connection.settimeout(20)
             self._until_prompt(connection)
             connection.sendall(command.encode() + b"\n")
-            self._until_prompt(connection)
+            return self._until_prompt(connection).decode("ascii", "replace")
 
     @staticmethod
-    def _until_prompt(connection: socket.socket) -> None:
+    def _until_prompt(connection: socket.socket) -> bytes:
         """The prompt at the start of a line: the command is done, not only echoed."""
         data = b""
         while not data.endswith(b"\n(qemu) "):
             try:
                 more = connection.recv(4096)
             except ConnectionResetError:
-                return
+                return data
             if not more:
-                return  # the command ended the guest
+                return data  # the command ended the guest
             data += more
+        return data
 
     def exit_code(self, seconds: float = 30.0) -> int:
         """Waits until the guest has ended by itself."""

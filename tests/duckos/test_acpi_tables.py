@@ -38,8 +38,11 @@ class Facts(ctypes.Structure):
         ("reset_value", ctypes.c_uint8),
         ("pm_timer", Register),
         ("pm_timer_32_bit", ctypes.c_bool),
+        ("pm1a_event", Register),
+        ("pm1_event_bytes", ctypes.c_uint8),
         ("pm1a_control", Register),
         ("pm1b_control", Register),
+        ("has_power_button", ctypes.c_bool),
         ("smi_command", ctypes.c_uint16),
         ("acpi_enable", ctypes.c_uint8),
         ("dsdt_address", ctypes.c_uint64),
@@ -100,6 +103,8 @@ def fadt(size: int = 244) -> bytes:
     body = bytearray(size)
     struct.pack_into("<I", body, 40, 0x7FE0_1000)
     struct.pack_into("<HxxB", body, 48, 0xB2, 0xF1)
+    struct.pack_into("<I", body, 56, 0x600)
+    body[88] = 4
     struct.pack_into("<II", body, 64, 0x604, 0)
     struct.pack_into("<I", body, 76, 0x608)
     struct.pack_into("<I", body, 112, 1 << 10 | 1 << 8)
@@ -137,6 +142,8 @@ def test_fadt_of_both_generations(library: ctypes.CDLL) -> None:
     results, new = read(library, fadt())
     assert results == [True]
     assert (new.reset.address, new.reset.space, new.reset_value) == (0xCF9, 1, 0x0F)
+    assert (new.pm1a_event.address, new.pm1_event_bytes) == (0x600, 4)
+    assert new.has_power_button
     assert (new.pm1a_control.address, new.pm_timer.address) == (0x604, 0x608)
     assert (new.pm_timer_32_bit, new.smi_command, new.acpi_enable) == (True, 0xB2, 0xF1)
     results, old = read(library, fadt(116))

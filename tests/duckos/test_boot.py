@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,17 @@ def test_a_panic_tells_everything_and_resets(image: Path, tmp_path: Path, machin
         guest.wait_for(r"^panic: at ffffffff8[0-9a-f]+ \w+\+\d+")
         guest.wait_for("^panic: reboot in 0 s")
         assert guest.exit_code() == 0
+
+
+@pytest.mark.parametrize("machine", ["pc", "q35"])
+def test_the_power_button_switches_off(image: Path, tmp_path: Path, machine: str) -> None:
+    """A short press (or a management controller's soft off) is seen within two seconds; power goes
+    off by ACPI, which ends QEMU even though it was told not to end at a reset."""
+    with Guest(tmp_path, "-M", machine, "-no-shutdown", "-kernel", image) as guest:
+        guest.wait_for(UP)
+        guest.monitor("system_powerdown")
+        guest.wait_for("^power button: off", 15)
+        end = time.monotonic() + 20
+        while "shutdown" not in guest.monitor("info status") and time.monotonic() < end:
+            time.sleep(0.1)
+        assert "paused (shutdown)" in guest.monitor("info status")

@@ -16,4 +16,9 @@ const struct acpi_facts *acpi_facts(void);
 _Noreturn void acpi_reset(void);     /* FADT reset register, port 0xCF9, keyboard, triple fault */
 _Noreturn void acpi_power_off(void); /* S5; resets where that is not possible */
 
+/* A short press of the power button, or a management controller's "soft off", switches the duck
+ * off: main asks for it once, then the watchdog's look polls. */
+void acpi_watch_power_button(void);
+bool acpi_power_button_pressed(void);
+
 #endif

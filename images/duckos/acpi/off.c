@@ -12,7 +12,8 @@
 #define SLEEP_ENABLE (1u << 13)
 #define SLEEP_TYPE_SHIFT 10u
 #define SCI_ENABLE 1u
-#define RESET_CONTROL 0xcf9u /* Intel chipsets: full reset */
+#define PM1_POWER_BUTTON (1u << 8) /* 4.8.3.1: PWRBTN_STS */
+#define RESET_CONTROL 0xcf9u       /* Intel chipsets: full reset */
 #define KEYBOARD_COMMAND 0x64u
 #define KEYBOARD_PULSE_RESET 0xfeu
 
@@ -48,6 +49,28 @@ static void enable_acpi(const struct acpi_facts *facts, uint16_t control) {
     if ((port_in_16(control) & SCI_ENABLE) != 0 || facts->smi_command == 0) return;
     port_out_8(facts->smi_command, facts->acpi_enable);
     timer_wait_ns(TRY_NS);
+}
+
+static uint16_t button_port; /* PM1 status; 0 = not watched */
+
+bool acpi_power_button_pressed(void) {
+    return button_port != 0 && (port_in_16(button_port) & PM1_POWER_BUTTON) != 0;
+}
+
+void acpi_watch_power_button(void) {
+    const struct acpi_facts *facts = acpi_facts();
+    const struct acpi_register *event = &facts->pm1a_event, *control = &facts->pm1a_control;
+    bool ports = event->space == ACPI_SPACE_PORT && control->space == ACPI_SPACE_PORT;
+    if (!facts->has_power_button || facts->pm1_event_bytes < 4 || !ports || event->address == 0 ||
+        control->address == 0)
+        return;
+    enable_acpi(facts, (uint16_t)control->address);
+    if ((port_in_16((uint16_t)control->address) & SCI_ENABLE) == 0) return;
+    button_port = (uint16_t)event->address;
+    port_out_16(button_port, PM1_POWER_BUTTON); /* writing one clears: presses so far don't count */
+    /* Enabled, or some chipsets do not note it; the interrupt that it asks for is masked. */
+    uint16_t enable = (uint16_t)(button_port + facts->pm1_event_bytes / 2);
+    port_out_16(enable, (uint16_t)(port_in_16(enable) | PM1_POWER_BUTTON));
 }
 
 _Noreturn void acpi_power_off(void) {

@@ -121,18 +121,22 @@ enum {
     FADT_DSDT = 40,
     FADT_SMI_COMMAND = 48,
     FADT_ACPI_ENABLE = 52,
+    FADT_PM1A_EVENT = 56,
     FADT_PM1A_CONTROL = 64,
     FADT_PM1B_CONTROL = 68,
     FADT_PM_TIMER = 76,
+    FADT_PM1_EVENT_BYTES = 88,
     FADT_FLAGS = 112,
     FADT_BYTES_MIN = 116, /* ACPI 1.0 */
     FADT_RESET = 116,
     FADT_RESET_VALUE = 128,
     FADT_X_DSDT = 140,
+    FADT_X_PM1A_EVENT = 148,
     FADT_X_PM1A_CONTROL = 172,
     FADT_X_PM1B_CONTROL = 184,
     FADT_X_PM_TIMER = 208,
 };
+#define FADT_NO_FIXED_POWER_BUTTON (1u << 4)
 #define FADT_TIMER_32_BIT (1u << 8)
 #define FADT_HAS_RESET (1u << 10)
 
@@ -154,6 +158,9 @@ static bool read_fadt(const uint8_t *table, size_t bytes, struct acpi_facts *fac
         facts->dsdt_address = read_64(table + FADT_X_DSDT);
     facts->smi_command = read_16(table + FADT_SMI_COMMAND);
     facts->acpi_enable = table[FADT_ACPI_ENABLE];
+    facts->pm1a_event = fadt_register(table, bytes, FADT_PM1A_EVENT, FADT_X_PM1A_EVENT);
+    facts->pm1_event_bytes = table[FADT_PM1_EVENT_BYTES];
+    facts->has_power_button = (flags & FADT_NO_FIXED_POWER_BUTTON) == 0;
     facts->pm1a_control = fadt_register(table, bytes, FADT_PM1A_CONTROL, FADT_X_PM1A_CONTROL);
     facts->pm1b_control = fadt_register(table, bytes, FADT_PM1B_CONTROL, FADT_X_PM1B_CONTROL);
     facts->pm_timer = fadt_register(table, bytes, FADT_PM_TIMER, FADT_X_PM_TIMER);

@@ -38,7 +38,10 @@ struct acpi_facts {
     uint8_t reset_value;
     struct acpi_register pm_timer; /* 3.579545 MHz */
     bool pm_timer_32_bit;
+    struct acpi_register pm1a_event; /* status, and in its second half enable; address 0 = none */
+    uint8_t pm1_event_bytes;
     struct acpi_register pm1a_control, pm1b_control;
+    bool has_power_button; /* the fixed one, in pm1a_event */
     uint16_t smi_command;
     uint8_t acpi_enable;
     uint64_t dsdt_address;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "time/watchdog.h"
 
+#include "acpi/acpi.h"
 #include "boot/options.h"
 #include "console/console.h"
 #include "panic/panic.h"
@@ -24,6 +25,10 @@ void watchdog_start(void) {
 }
 
 uint64_t watchdog_look(const struct trap_frame *frame) {
+    if (acpi_power_button_pressed()) {
+        klog("power button: off");
+        acpi_power_off();
+    }
     uint64_t now = timer_now_ns(), rounds = __atomic_load_n(&watchdog_rounds, __ATOMIC_RELAXED);
     if (rounds != rounds_seen) {
         rounds_seen = rounds;
