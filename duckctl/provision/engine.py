@@ -200,12 +200,13 @@ class Engine:
     def _see(self) -> list[tuple[str, Event]]:
         events: list[tuple[str, Event]] = []
         for names, document in self._eyes.seen():
-            self._looks -= 1
-            for name in names:
+            self._looks = max(0, self._looks - 1)
+            for name in self._courses.keys() & names:  # a batch before may have asked for others
                 course = self._courses[name]
                 course.looking, course.looked_s = False, self._clock.now_s()
             for facts in (document or {}).get("ducks", ()):
-                events += self._judge(facts, facts["name"])
+                if facts["name"] in self._courses:
+                    events += self._judge(facts, facts["name"])
         return events
 
     def _judge(self, facts: Mapping[str, Any], name: str) -> list[tuple[str, Event]]:
@@ -217,6 +218,8 @@ class Engine:
         """The results of switches."""
         events = []
         for name, problem in self._hands.done():
+            if name not in self._courses:
+                continue  # it came back before its switch was through, in a batch before
             self._courses[name].busy = False
             kind = Kind.FAIL if problem else Kind.POWERED
             events.append((name, Event(kind, self._clock.wall_s(), problem)))

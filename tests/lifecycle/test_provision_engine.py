@@ -352,3 +352,22 @@ def test_a_duck_that_served_is_waited_for_until_it_serves_again(fleet: Fleet) ->
     records = run(fleet, world, restart_all=True)
     assert {record.state for record in records.values()} == {State.READY}
     assert world.time_s - begin_s < 120.0
+
+
+def test_late_results_of_a_batch_before_are_let_pass(fleet: Fleet) -> None:
+    """A switch or a probe that a finished batch has begun reports to the next one: no harm."""
+
+    class Late(World):
+        """The first look and the first switch are those of ducks that this run does not have."""
+
+        def answers(self, names: Sequence[str]) -> list[dict[str, Any]]:
+            known = [name for name in names if name in self.boxes]
+            others = [name for name in names if name not in self.boxes]
+            strangers = [{"name": name, "reachable": False} for name in others]
+            return super().answers(known) + strangers
+
+    world = Late(boxes(fleet))
+    world._done = [("duck99", "too late")]
+    world._looks = [["duck98"]]
+    records = run(fleet, world)
+    assert {record.state for record in records.values()} == {State.READY}

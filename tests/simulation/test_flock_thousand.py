@@ -3,6 +3,7 @@ real core, brought up by the real `duckctl provision`."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -55,7 +56,13 @@ def test_a_thousand_boxes_become_ready(tmp_path: Path, flock_program: Path) -> N
     with running_flock(flock, on=False):
         finished, seconds = bring_up(flock, 300)
         check_all_up(flock, finished)
-    message = f"{seconds:.1f} s, {finished.peak_bytes >> 20} MiB"
-    (tmp_path / "result").write_text(message)
+    ducks = finished.document["ducks"]
+    longest = {
+        step: max(duck["step_seconds"].get(step, 0.0) for duck in ducks)
+        for step in ("dhcp", "boot_file", "hello", "verify")
+    }
+    message = f"1,000 boxes: {seconds:.1f} s from power-on to the end of the run, at most "
+    message += f"{finished.peak_bytes >> 20} MiB; longest wait per step, s: {longest}"
+    sys.stdout.write(message + "\n")
     assert seconds <= SECONDS_MAX, message
     assert finished.peak_bytes <= PEAK_BYTES_MAX, message
