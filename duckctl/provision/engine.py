@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import (
+    UP,
     WAITED_FOR,
     WAITING,
     DuckRecord,
@@ -37,6 +38,7 @@ RELOAD_BEGIN_S = 30.0
 RELOAD_S = 900.0
 BY_HAND_S = 900.0  # a person walks to the shelf and switches boxes on
 PROTOCOL = "reboot"
+FELL_SILENT = "it was up, and fell silent during the run"
 
 
 class Clock(Protocol):
@@ -232,6 +234,8 @@ class Engine:
             record = course.record
             if record.is_up and not course.settled:
                 self._settle(course)
+            elif self._is_stray(course) and now_s - course.entered_s > self._limits.verify:
+                events.append((name, Event(Kind.FAIL, self._clock.wall_s(), FELL_SILENT)))
             if course.settled or course.busy or record.state not in WAITING or not record.step:
                 continue
             limit_s = self._limits.of(record.step)
@@ -280,6 +284,11 @@ class Engine:
             return True
         limit_s = RELOAD_S if course.record.state is State.LOADING else RELOAD_BEGIN_S
         return self._clock.now_s() - course.entered_s > limit_s
+
+    def _is_stray(self, course: Course) -> bool:
+        """Not up, and in no state that has a deadline: it died while the run still needed it."""
+        is_nowhere = course.record.state not in (*UP, *WAITING, State.FAILED, State.MAINTENANCE)
+        return is_nowhere and not course.settled and not course.busy
 
     def _is_to_restart(self, course: Course) -> bool:
         """Up still, but its restart has not begun."""

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lifecycle_kit import EXPECTED, NETWORK_BOOT, OTHER_BUILD, Box, World, engine_for, shelf
+from lifecycle_kit import (
+    EXPECTED,
+    NETWORK_BOOT,
+    OTHER_BUILD,
+    Box,
+    World,
+    engine_for,
+    shelf,
+    silence,
+)
 
 from duckctl.inventory import Fleet
 from duckctl.lifecycle.machine import DuckRecord, Kind, Limits, State, Step
@@ -371,3 +380,28 @@ def test_late_results_of_a_batch_before_are_let_pass(fleet: Fleet) -> None:
     world._looks = [["duck98"]]
     records = run(fleet, world)
     assert {record.state for record in records.values()} == {State.READY}
+
+
+def test_a_duck_that_dies_while_it_is_waited_for_is_brought_back(fleet: Fleet) -> None:
+    """It was back and ready, was to be loaded, and fell silent: after a while it is switched."""
+
+    class Dying(World):
+        """duck02 dies 3 s after its first restart; a serving host loads what lives."""
+
+        def answers(self, names: Sequence[str]) -> list[dict[str, Any]]:
+            found = super().answers(names)
+            for number, entry in enumerate(found):
+                box = self.boxes[entry["name"]]
+                up_s = self.time_s - (box.started_s or 0.0) - 20.0
+                if box.duck.name == "duck02" and box.boot == 2 and up_s > 3.0:
+                    found[number] = silence(box.duck)
+                elif entry["reachable"]:
+                    entry["state"] = "idle" if up_s < 5 else "serving"
+            return found
+
+    world = Dying(boxes(fleet))
+    run(fleet, world)
+    world.time_s += 600.0
+    records = run(fleet, world, restart_all=True)
+    assert {record.state for record in records.values()} == {State.SERVING}
+    assert world.boxes["duck02"].switched == ["command", "reboot", "command"]
