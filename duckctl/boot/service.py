@@ -185,6 +185,7 @@ class BootService:
         self._dhcp, self._tftp = DnsmasqProcess(), DnsmasqProcess()
         self._running = ("", "")  # configuration and reservations of the DHCP process
         self._started_at = 0.0
+        self._is_stale = False  # the plan has changed since they were compared
         self._lock: IO[str] | None = None
         self._reader = LogReader(plan.fleet, plan.paths)
         self._seen = self._look()
@@ -302,6 +303,7 @@ class BootService:
         domains_changed = plan.fleet.domains != self._plan.fleet.domains
         position = self._reader.position
         self._plan = plan
+        self._is_stale = True
         self._reader = LogReader(plan.fleet, plan.paths, position)
         self._watch.set_pools(pool_sizes(plan))
         sync_tftp(plan)
@@ -327,10 +329,12 @@ class BootService:
         self._tftp.start(paths.tftp_config, render_tftp(self._plan), paths.tftp_pid_file)
 
     def _restart_if_changed(self) -> None:
-        if time.monotonic() - self._started_at < RESTART_S_MIN or self._texts() == self._running:
+        if not self._is_stale or time.monotonic() - self._started_at < RESTART_S_MIN:
             return
-        self._dhcp.stop()
-        self._start_dnsmasq()
+        self._is_stale = False
+        if self._texts() != self._running:
+            self._dhcp.stop()
+            self._start_dnsmasq()
 
     def _act(self, finding: Finding) -> None:
         """A loop is stopped by serving no file; everything is told."""
