@@ -28,9 +28,10 @@ void plat_random(void *out, size_t bytes);
 uint8_t *plat_packet_buffer(void);
 void plat_packet_send(const struct plat_peer *to, size_t bytes);
 
-/* Region memory: one block per enum duck_region, zeroed when provided, followed by
- * DUCK_KERNEL_READ_AHEAD readable bytes. The two limits tell what could be granted if the region's
- * present block, or the present session, were given back. */
+/* Region memory: one block per enum duck_region, followed by DUCK_KERNEL_READ_AHEAD readable zeros.
+ * The kernel region is zeroed when provided; weights may hold anything until they are written. The
+ * two limits tell what could be granted if the region's present block, or the present session, were
+ * given back. */
 uint64_t plat_region_bytes_max(uint32_t region);
 uint64_t plat_session_bytes_max(void); /* call buffers and scratch together */
 uint8_t *plat_region_provide(uint32_t region, uint64_t bytes); /* NULL: not enough memory */

@@ -42,7 +42,7 @@ static void clear_units(void *unused) {
     }
 }
 
-/* At a region's start no session runs, so the other cores are idle and help; one that is not (yet)
+/* When memory is provided no session runs, so the other cores are idle and help; one that is not (yet)
  * is simply left out. */
 void regions_clear(uint8_t *memory, uint64_t bytes) {
     bool helps[CPU_MAX] = {false};
@@ -82,7 +82,10 @@ uint8_t *plat_region_provide(uint32_t which, uint64_t bytes) {
     if (offset == AREAS_NONE) return NULL;
     region[which] = memory_window() + offset;
     region_bytes[which] = bytes;
-    regions_clear(region[which], areas.region_bytes[which]);
+    /* Weights are as large as the memory: what lies there stays until it is written or committed;
+     * only the read-ahead behind them is the same for all. */
+    uint64_t kept = which == DUCK_REGION_WEIGHTS ? bytes : 0;
+    regions_clear(region[which] + kept, areas.region_bytes[which] - kept);
     return region[which];
 }
 
