@@ -31,6 +31,7 @@ void model_capabilities(struct machine_device *device) {
     machine_capability(device, 0x70, PCI_CAPABILITY_MSI);
     machine_capability(device, 0x80, PCI_CAPABILITY_MSIX);
     machine_capability(device, 0xa0, PCI_CAPABILITY_EXPRESS);
+    device->config[0x63] = 0xc0;        /* PME from D3hot and D3cold */
     device->config[0x64] = 3;           /* D3hot */
     device->config[0x72] = 1;           /* MSI on */
     device->config[0x83] = 0x80;        /* MSI-X on */

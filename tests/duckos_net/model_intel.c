@@ -251,6 +251,12 @@ static bool saves_energy(struct model *model) {
     return (*at(intel, EEER) & 3u << 16) != 0 || (*at(intel, 0x0e38) & 0x1c) != 0 ||
            (*at(intel, 0x2508) & 1u << 31) != 0;
 }
+static bool wakes(struct model *model) {
+    struct intel *intel = model->own;
+    bool pci = (config16(model->device, 0x64) & 0x103) == 0x103; /* PME enabled, D3 */
+    return pci && (*at(intel, 0x5800) & 3) == 3 && *at(intel, 0x5808) == 2 &&
+           (*at(intel, CTRL) & 1u << 20) != 0;
+}
 static bool offers_2500(struct model *model) {
     return (((struct intel *)model->own)->multi_gigabit & 0x80) != 0;
 }
@@ -278,6 +284,7 @@ static void plug(struct model *model, uint8_t slot, const char *name, uint16_t i
     model->counts_missed = always;
     model->saves_energy = saves_energy;
     model->offers_2500 = offers_2500;
+    model->wakes = wakes;
 }
 
 void model_e1000e(struct model *model, uint8_t slot) {

@@ -356,6 +356,24 @@ static void a_restart_keeps_the_address(void) {
     CHECK_EQUAL(0, net_count()->addresses_lost);
 }
 
+static void a_magic_packet_wakes_what_was_switched_off(void) {
+    void (*const plugs[])(struct model *, uint8_t) = {model_e1000e, model_i219, model_igb,
+                                                      model_igc};
+    for (unsigned at = 0; at < 4; at++) {
+        ready(plugs[at]);
+        CHECK(!first.wakes(&first));
+        CHECK(net_arm_wake());
+        CHECK(first.wakes(&first) && !machine_is_master(first.device));
+        CHECK(strstr(machine_log(), "Wake-on-LAN armed") != NULL);
+    }
+    ready(model_igc);
+    first.device->config[0x63] = 0; /* the board has no power for it */
+    CHECK(!net_arm_wake());
+    ready(model_rtl8125);
+    CHECK(!net_arm_wake());
+    CHECK(strstr(machine_log(), "Wake-on-LAN is not possible") != NULL);
+}
+
 static void stopped_for_good(void) {
     ready(model_e1000e);
     net_flush(1000);
@@ -383,6 +401,7 @@ int main(void) {
     stuck_sends_are_found();
     deafness_is_found();
     a_restart_keeps_the_address();
+    a_magic_packet_wakes_what_was_switched_off();
     stopped_for_good();
     model_free(&first);
     model_free(&second);

@@ -282,6 +282,19 @@ void net_stop(void) {
     for (unsigned index = 0; index < interface_count; index++) nics[index].stop(&nics[index]);
 }
 
+bool net_arm_wake(void) {
+    net_stop();
+    if (active == NULL) return false;
+    struct nic *nic = active->nic;
+    bool armed = nic->arm_wake != NULL;
+    if (armed) {
+        nic->arm_wake(nic);
+        armed = pci_arm_wake(nic->device);
+    }
+    klog("net: Wake-on-LAN %s", armed ? "armed" : "is not possible with this NIC");
+    return armed;
+}
+
 /* ---- telling --------------------------------------------------------------------------------- */
 bool net_ready(void) { return active != NULL && active->address != 0 && !active->nic->broken; }
 

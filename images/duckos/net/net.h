@@ -114,6 +114,10 @@ bool net_udp_send(const struct net_peer *to, size_t bytes);
 /* Wait (at most `wait_us_max`) until everything queued has left the NIC: before a reboot. */
 void net_flush(uint32_t wait_us_max);
 
+/* Stop for good, so that a magic packet (Wake-on-LAN) switches the machine on again: before
+ * power-off. False, and said in the log: this NIC can't, or its driver does not know how. */
+bool net_arm_wake(void);
+
 /* Stop the NIC's DMA for good: before a reset or when handing the machine over. */
 void net_stop(void);
 

@@ -230,6 +230,10 @@ static enum nic_status e1000e_start(struct nic *nic) {
     return NIC_OK;
 }
 
+static void e1000e_arm_wake(struct nic *nic) {
+    intel_arm_wake(((struct e1000e *)nic->state)->registers);
+}
+
 static void e1000e_stop(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
     intel_write(e1000e->registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
@@ -359,6 +363,7 @@ enum nic_status e1000e_probe(struct nic *nic, const struct pci_device *device) {
     nic->unproven = pch != NULL;
     nic->start = e1000e_start;
     nic->stop = e1000e_stop;
+    nic->arm_wake = e1000e_arm_wake;
     nic->poll_link = e1000e_poll_link;
     nic->receive = e1000e_receive;
     nic->release = e1000e_release;

@@ -85,6 +85,8 @@ static enum nic_status igb_start(struct nic *nic) {
     return NIC_OK;
 }
 
+static void igb_arm_wake(struct nic *nic) { intel_arm_wake(intel_rings_registers(nic)); }
+
 static void igb_stop(struct nic *nic) {
     volatile uint8_t *registers = intel_rings_registers(nic);
     interrupts_off(registers);
@@ -109,6 +111,7 @@ enum nic_status igb_probe(struct nic *nic, const struct pci_device *device) {
     nic->mtu_bytes_max = NIC_MTU_JUMBO;
     nic->start = igb_start;
     nic->stop = igb_stop;
+    nic->arm_wake = igb_arm_wake;
     nic->poll_link = igb_poll_link;
     pci_link_always_on(device);
     return NIC_OK;

@@ -109,6 +109,8 @@ static enum nic_status igc_start(struct nic *nic) {
     return NIC_OK;
 }
 
+static void igc_arm_wake(struct nic *nic) { intel_arm_wake(intel_rings_registers(nic)); }
+
 static void igc_stop(struct nic *nic) {
     volatile uint8_t *registers = intel_rings_registers(nic);
     interrupts_off(registers);
@@ -134,6 +136,7 @@ enum nic_status igc_probe(struct nic *nic, const struct pci_device *device) {
     nic->mtu_bytes_max = NIC_MTU_JUMBO;
     nic->start = igc_start;
     nic->stop = igc_stop;
+    nic->arm_wake = igc_arm_wake;
     nic->poll_link = igc_poll_link;
     return NIC_OK;
 }

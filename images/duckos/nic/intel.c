@@ -159,6 +159,21 @@ void intel_phy_negotiate(volatile uint8_t *registers, uint8_t phy, bool again) {
         (void)intel_phy_write(registers, phy, CONTROL, wanted | RESTART);
 }
 
+void intel_arm_wake(volatile uint8_t *registers) {
+    enum { CONTROL = 0x5800, FILTER = 0x5808, STATUS = 0x5810 };
+    enum {
+        CONTROL_APM = 1u << 0,
+        CONTROL_PME = 1u << 1,
+        CONTROL_PME_STATUS = 1u << 2,
+        MAGIC = 1u << 1
+    };
+    uint32_t control = intel_read(registers, INTEL_CTRL) & ~(uint32_t)CTRL_MASTER_DISABLE;
+    intel_write(registers, INTEL_CTRL, control | CTRL_WAKE_FROM_D3_COLD | CTRL_SET_LINK_UP);
+    intel_write(registers, STATUS, UINT32_MAX); /* ones clear */
+    intel_write(registers, FILTER, MAGIC);
+    intel_write(registers, CONTROL, CONTROL_APM | CONTROL_PME | CONTROL_PME_STATUS);
+}
+
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers) {
     static const uint16_t mbps[4] = {10, 100, 1000, 1000};
     uint32_t status = intel_read(registers, INTEL_STATUS);

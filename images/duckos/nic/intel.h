@@ -37,6 +37,7 @@ enum { /* 8.2.1 */
        CTRL_SET_LINK_UP = 1u << 6,
        CTRL_FORCE_SPEED = 1u << 11,
        CTRL_FORCE_DUPLEX = 1u << 12,
+       CTRL_WAKE_FROM_D3_COLD = 1u << 20, /* ADVD3WUC */
        CTRL_RESET = 1u << 26,
        CTRL_DEVICE_RESET = 1u << 29,
 };
@@ -104,6 +105,9 @@ void intel_phy_unlock(volatile uint8_t *registers);
  * is powered down or negotiates nothing, the negotiation starts anew; else the firmware's link is
  * kept, because a new one costs seconds. The lock must be held. */
 void intel_phy_negotiate(volatile uint8_t *registers, uint8_t phy, bool again);
+
+/* A magic packet raises PME (8.18: WUC, WUFC, WUS). The PHY keeps its link meanwhile. */
+void intel_arm_wake(volatile uint8_t *registers);
 
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
 

@@ -77,6 +77,7 @@ struct nic {
     uint8_t *(*send_buffer)(struct nic *nic);    /* NULL: the ring is full */
     void (*send)(struct nic *nic, size_t bytes); /* the frame in the last send_buffer */
     bool (*sending)(struct nic *nic);            /* frames queued that have not left */
+    void (*arm_wake)(struct nic *nic); /* after stop: a magic packet wakes. NULL: not known how */
 };
 
 /* One per driver file. Fills `nic` in and takes the memory; the device is quiet afterwards. */

@@ -150,6 +150,16 @@ static void power_on(const struct pci_device *device) {
     if ((control & 3u) != 0) pci_write16(device, (uint16_t)(at + 4u), (uint16_t)(control & ~3u));
 }
 
+/* 7.5.2.1: bits 15:11 of the capabilities say from which states PME works, 15 and 14 are D3cold and
+ * D3hot. 7.5.2.2: PME status 15 (cleared by a one), PME enable 8. */
+bool pci_arm_wake(const struct pci_device *device) {
+    enum { FROM_D3 = 3u << 14, STATUS = 1u << 15, ENABLE = 1u << 8, D3 = 3 };
+    uint8_t at = pci_find_capability(device, PCI_CAPABILITY_POWER, 0);
+    if (at == 0 || (pci_read16(device, (uint16_t)(at + 2u)) & FROM_D3) == 0) return false;
+    pci_write16(device, (uint16_t)(at + 4u), STATUS | ENABLE | D3);
+    return true;
+}
+
 static void messages_off(const struct pci_device *device) {
     uint8_t msi = pci_find_capability(device, PCI_CAPABILITY_MSI, 0);
     if (msi != 0) { /* 7.7.1.2: enable is bit 0 of message control */

@@ -58,6 +58,10 @@ void pci_bus_master_on(const struct pci_device *device);
  * link takes longer than a call, and the I226 loses its link in L1.2 (see nic/igc.c). */
 void pci_link_always_on(const struct pci_device *device);
 
+/* Let the device wake the machine: PME on, state D3. Its registers are gone afterwards. False: it
+ * can't from that state, nothing was changed. */
+bool pci_arm_wake(const struct pci_device *device);
+
 /* Map a memory BAR, uncached. NULL: not a memory BAR, not assigned by the firmware, or shorter than
  * `bytes_min`. `bytes` (may be NULL) gets its size. */
 volatile uint8_t *pci_map_bar(const struct pci_device *device, unsigned bar, uint64_t bytes_min,
