@@ -4,6 +4,7 @@
 #include "acpi/acpi.h"
 #include "boot/options.h"
 #include "console/console.h"
+#include "net/net.h"
 #include "panic/panic.h"
 #include "param.h"
 #include "time/inside.h"
@@ -27,6 +28,7 @@ void watchdog_start(void) {
 uint64_t watchdog_look(const struct trap_frame *frame) {
     if (acpi_power_button_pressed()) {
         klog("power button: off");
+        (void)net_arm_wake(); /* or Wake-on-LAN would not switch it on again */
         acpi_power_off();
     }
     uint64_t now = timer_now_ns(), rounds = __atomic_load_n(&watchdog_rounds, __ATOMIC_RELAXED);
