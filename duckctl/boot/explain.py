@@ -9,6 +9,7 @@ from duckctl.boot.answers import BootAnswer, BootRequest, decide
 from duckctl.boot.arch import ARCHS
 from duckctl.boot.events import BootEvent
 from duckctl.boot.plan import BootPlan
+from duckctl.boot.watch import Finding
 from duckctl.inventory import Duck
 
 LAST_EVENTS = 12
@@ -44,3 +45,8 @@ def explain_duck(plan: BootPlan, duck: Duck) -> list[Explained]:
 def last_asked(events: Sequence[BootEvent], duck: Duck) -> list[BootEvent]:
     """The duck's last events, oldest first."""
     return [event for event in events if event.duck == duck.name][-LAST_EVENTS:]
+
+
+def last_found(findings: Sequence[Finding], duck: Duck) -> list[Finding]:
+    """What the boot service found out about the duck, oldest first."""
+    return [finding for finding in findings if finding.duck == duck.name][-LAST_EVENTS:]

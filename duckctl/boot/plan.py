@@ -66,6 +66,11 @@ class BootPaths:
         return self.root / "http.jsonl"
 
     @property
+    def findings(self) -> Path:
+        """What the service found out (``duckctl.boot.watch``), one JSON object each."""
+        return self.root / "findings.jsonl"
+
+    @property
     def tftp(self) -> Path:
         return self.root / "tftp"
 

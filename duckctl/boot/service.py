@@ -9,6 +9,7 @@ leaves behind, the next one ends.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -298,7 +299,7 @@ class BootService:
         try:
             plan = plan_boot(load_inventory(self._plan.fleet.path), self._plan.policy)
         except DuckError as error:
-            self._on_finding(Finding(self._clock(), "refused", None, None, None, error.message))
+            self._act(Finding(self._clock(), "refused", None, None, None, error.message))
             return
         domains_changed = plan.fleet.domains != self._plan.fleet.domains
         position = self._reader.position
@@ -337,8 +338,10 @@ class BootService:
             self._start_dnsmasq()
 
     def _act(self, finding: Finding) -> None:
-        """A loop is stopped by serving no file; everything is told."""
+        """A loop is stopped by serving no file; everything is told and written down."""
         self._on_finding(finding)
+        with self._plan.paths.findings.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(finding)) + "\n")
         if finding.kind == "loop" and finding.duck is not None:
             Intents(self._plan.paths.intents, self._clock).hold(finding.duck, finding.text)
 
@@ -353,9 +356,10 @@ class BootService:
 
     def _rotate(self) -> None:
         """Logs stay bounded: two files of ``LOG_BYTES_MAX`` each."""
-        for path in (self._plan.paths.dnsmasq_log, self._plan.paths.http_log):
+        paths = self._plan.paths
+        for path in (paths.dnsmasq_log, paths.http_log, paths.findings):
             if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
                 path.replace(path.with_name(f"{path.name}.1"))
-                if path == self._plan.paths.dnsmasq_log:
+                if path == paths.dnsmasq_log:
                     for process in (self._dhcp, self._tftp):
                         process.signal(signal.SIGUSR2)  # opens its log anew

@@ -5,9 +5,11 @@ Pure: fed with events, tells findings. The service acts on them.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from duckctl.boot.events import BootEvent
@@ -143,3 +145,18 @@ def is_first_stage(event: BootEvent) -> bool:
 
 def _finding(event: BootEvent, kind: FindingKind, text: str) -> Finding:
     return Finding(event.time, kind, event.mac, event.duck, event.domain, text)
+
+
+def read_findings(path: Path) -> list[Finding]:
+    """All findings of a log, oldest first; lines that are none are passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Finding(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found

@@ -40,9 +40,10 @@ def explain(
       duckctl explain duck03
       duckctl explain duck03 --inventory inventory/rack32.yml --json
     """
-    from duckctl.boot.explain import explain_duck, last_asked
+    from duckctl.boot.explain import explain_duck, last_asked, last_found
     from duckctl.boot.follow import read_log
     from duckctl.boot.plan import BootPolicy, plan_boot
+    from duckctl.boot.watch import read_findings
 
     plan = plan_boot(choose_inventory(inventory), BootPolicy(http_port=http_port))
     found = select(plan.fleet, name)
@@ -51,6 +52,7 @@ def explain(
     duck = found[0]
     answers = explain_duck(plan, duck)
     events = last_asked(read_log(plan.fleet, plan.paths), duck)
+    findings = last_found(read_findings(plan.paths.findings), duck)
     if as_json:
         print_json(
             {
@@ -64,6 +66,7 @@ def explain(
                     for e in answers
                 ],
                 "last": [asdict(event) for event in events],
+                "findings": [asdict(finding) for finding in findings],
             }
         )
         return
@@ -83,6 +86,10 @@ def explain(
         print_table("last asked", ("time", "what", "arch>", "address", "file", ""), last)
     else:
         talk(f"{duck.name} has not asked for anything yet (log: {plan.paths.dnsmasq_log})")
+    if findings:
+        told = [(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(f.time)), f.kind, f.text)
+                 for f in findings]  # fmt: skip
+        print_table("found out", ("time", "what", ""), told)
 
 
 def _title(plan: BootPlan, duck: Duck) -> str:

@@ -26,6 +26,7 @@ from duckctl.boot.events import BootEvent
 from duckctl.boot.follow import read_log
 from duckctl.boot.intents import Intents
 from duckctl.boot.plan import BootPaths
+from duckctl.boot.watch import read_findings
 from duckctl.image.manifest import describe_file, image_dir, images_dir, install_image
 from duckctl.inventory import Fleet
 from duckctl.process import descendants, is_same, wait_until
@@ -213,6 +214,13 @@ def test_t11_a_looping_duck_is_stopped(net: Net, fleet: Fleet) -> None:
         assert "fetched duckos/duckos.efi 6 times" in (fleet.path.parent / "serve.log").read_text()
         intents = Intents(BootPaths(fleet.path.parent / "boot").intents)
         assert intents.of("duck01").action == "held"
+        findings = read_findings(BootPaths(fleet.path.parent / "boot").findings)
+        assert [f.duck for f in findings if f.kind == "loop"] == ["duck01"]
+        shown = subprocess.run(
+            [sys.executable, "-m", "duckctl", "explain", "duck01", "--inventory",
+             str(fleet.path)], capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "intent of duck01 is 'held': fetched duckos/duckos.efi 6 times" in shown.stdout
         intents.hello("duck01")
         assert wait_until(lambda: file_of(net, MAC) == "duckos/duckos.efi", 10)
 
