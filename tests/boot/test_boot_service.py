@@ -217,7 +217,7 @@ def test_t11_a_looping_duck_is_stopped(net: Net, fleet: Fleet) -> None:
         findings = read_findings(BootPaths(fleet.path.parent / "boot").findings)
         assert [f.duck for f in findings if f.kind == "loop"] == ["duck01"]
         shown = subprocess.run(
-            [sys.executable, "-m", "duckctl", "explain", "duck01", "--inventory",
+            [sys.executable, "-m", "duckctl", "explain", "duck01", "--json", "--inventory",
              str(fleet.path)], capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert "intent of duck01 is 'held': fetched duckos/duckos.efi 6 times" in shown.stdout
