@@ -74,6 +74,7 @@ static void fill_contexts(const struct plat_session_request *request, uint64_t b
     };
     memcpy(block_page(block, LAYOUT_CONTEXT_OTHER), &context, sizeof context);
     context.wait = STUB(wait_function *, stub_wait_polling);
+    context.complete = STUB(complete_function *, stub_complete_spinning); /* it looks itself */
     memcpy(block_page(block, LAYOUT_CONTEXT_POLLING), &context, sizeof context);
 }
 
