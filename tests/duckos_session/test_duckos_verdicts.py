@@ -91,6 +91,30 @@ def test_attack_is_named_and_survived(client: Client, kernel: Kernel, name: str)
     assert_works(client, kernel("echo"))
 
 
+IMAGE, ARENA = 0xFFFFFFFF80001000, 0x200000
+OS_ATTACKS: dict[str, tuple[int, int, int]] = {
+    "jump into the image": (60, MEMORY, IMAGE),
+    "write to the image": (61, MEMORY, IMAGE),
+    "read the image": (62, MEMORY, IMAGE),
+    "read the arena": (63, MEMORY, ARENA),
+    "jump into the arena": (64, MEMORY, ARENA),
+    "descriptor table": (65, ILLEGAL, 0),
+    "model-specific register": (66, ILLEGAL, 0),
+    "the OS's own interrupt": (67, ILLEGAL, 0),
+}
+
+
+@pytest.mark.parametrize("name", list(OS_ATTACKS))
+def test_the_os_is_out_of_reach(client: Client, kernel: Kernel, name: str) -> None:
+    """The OS is in the session's page tables, and closed to ring 3 in every way."""
+    number, kind, address = OS_ATTACKS[name]
+    start(client, kernel("hostile"))
+    fault = attack(client, number)
+    assert isinstance(fault, Fault), fault
+    assert (fault.status, fault.kind, fault.address) == (KERNEL_FAULT, kind, address)
+    assert_works(client, kernel("echo"))
+
+
 @pytest.mark.parametrize("name", list(MALFORMED))
 def test_malformed_file_is_refused_by_name(client: Client, kernel: Kernel, name: str) -> None:
     """The image's loader is duckd's: each malformed ELF is refused with its sentence."""

@@ -71,6 +71,22 @@ static void machine_attack(uint32_t attack) {
     }
 }
 
+/* Where duckos lies in every session's page tables, for ring 0 only. */
+static void system_attack(uint32_t attack) {
+    const uintptr_t image = 0xffffffff80001000ull, arena = 0x200000;
+    switch (attack) {
+    case 60: ((void (*)(void))image)(); break;
+    case 61: *(volatile uint8_t *)image = 1; break;
+    case 62: (void)*(volatile uint8_t *)image; break;
+    case 63: (void)*(volatile uint8_t *)arena; break;
+    case 64: ((void (*)(void))arena)(); break;
+    case 65: __asm__ volatile("lgdt (%%rsp)" ::: "memory"); break;
+    case 66: __asm__ volatile("wrmsr" ::"c"(0xC0000082u), "a"(0), "d"(0)); break;
+    case 67: __asm__ volatile("int $0x41"); break; /* duckos' own wake interrupt */
+    default: break;
+    }
+}
+
 static void call_attack(uint32_t attack, context_pointer context) {
     switch (attack) {
     case 30: system_call(39, 0, 0, 0); break;                         /* getpid */
@@ -124,5 +140,6 @@ static void work(context_pointer context, struct duck_kernel_slot *slot, const u
     slot->output_bytes = 8;
     memory_attack(attack, context, slot, output);
     machine_attack(attack);
+    system_attack(attack);
     call_attack(attack, context);
 }
