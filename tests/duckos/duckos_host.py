@@ -19,14 +19,14 @@ def build_library(folder: Path, *sources: Path) -> ctypes.CDLL:
     """A library of ``sources`` that traps on undefined behaviour."""
     target = folder / "libduckos_parts.so"
     trap = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
-    command = ["gcc", *FLAGS, *trap, "-fPIC", "-shared", *sources, "-o", target]
+    command: list[str | Path] = ["gcc", *FLAGS, *trap, "-fPIC", "-shared", *sources, "-o", target]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(target))
 
 
 def build_program(folder: Path, name: str, *sources: Path, flags: list[str] = SANITIZE) -> Path:
     target = folder / name
-    command = ["gcc", *FLAGS, *flags, *sources, HERE / f"{name}.c", "-o", target]
+    command: list[str | Path] = ["gcc", *FLAGS, *flags, *sources, HERE / f"{name}.c", "-o", target]
     subprocess.run(command, check=True)
     return target
 

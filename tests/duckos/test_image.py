@@ -43,7 +43,7 @@ def sections(image: bytes) -> dict[str, tuple[int, int, int, int, int]]:
     for i in range(count):
         name, *rest = struct.unpack_from("<8sIIII12xI", image, at + 24 + optional + 40 * i)
         found[name.rstrip(b"\0").decode()] = tuple(rest)
-    return found  # type: ignore[return-value]
+    return found
 
 
 def test_it_is_a_uefi_application(image: bytes) -> None:
@@ -115,7 +115,16 @@ def test_nothing_of_the_building_machine_is_inside(image: bytes) -> None:
 
 def build(source: Path, kind: str) -> Path:
     folder = source / "output"
-    command = ["cmake", "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_BUILD_TYPE={kind}"]
+    command: list[str | Path] = [
+        "cmake",
+        "-S",
+        source,
+        "-B",
+        folder,
+        "-G",
+        "Ninja",
+        f"-DCMAKE_BUILD_TYPE={kind}",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     subprocess.run(["ninja", "-C", folder, "duckos_image"], check=True, capture_output=True)
     return folder / "images/duckos"
@@ -153,10 +162,10 @@ def test_two_builds_give_the_same_bytes(two_builds: list[Path]) -> None:
 def test_code_before_paging_needs_no_final_address(two_builds: list[Path]) -> None:
     """What runs at the physical address has only relative relocations."""
     objects = two_builds[0] / "CMakeFiles/duckos_objects.dir"
-    early = ("boot/early", "boot/efi", "boot/handover", "boot/quiet", "console/serial")
-    early += ("memory/map", "memory/memory", "memory/paging", "memory/bytes")
+    early = ["boot/early", "boot/efi", "boot/handover", "boot/quiet", "console/serial"]
+    early += ["memory/map", "memory/memory", "memory/paging", "memory/bytes"]
     for name in early:
-        command = ["objdump", "-r", objects / f"{name}.c.o"]
+        command: list[str | Path] = ["objdump", "-r", objects / f"{name}.c.o"]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         kinds = set(re.findall(r"R_X86_64_\w+", text))
         assert kinds <= {"R_X86_64_PC32", "R_X86_64_PLT32"}, f"{name}: {kinds}"
@@ -166,7 +175,12 @@ def test_code_before_paging_needs_no_final_address(two_builds: list[Path]) -> No
 def test_our_code_uses_general_registers_only(two_builds: list[Path]) -> None:
     """Outside of BearSSL and the wiping before ring 3 no vector register appears, and nowhere one
     of AVX or AVX-512."""
-    command = ["objdump", "-d", "--no-show-raw-insn", two_builds[0] / "duckos.elf"]
+    command: list[str | Path] = [
+        "objdump",
+        "-d",
+        "--no-show-raw-insn",
+        two_builds[0] / "duckos.elf",
+    ]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     with_vectors = set()
     function = ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckos_host
 import pytest
@@ -36,7 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def options(built: Path, tmp_path: Path) -> ctypes.CDLL:
     """Options of nobody yet: a copy of the library has variables of its own."""
-    library = ctypes.CDLL(shutil.copy(built, tmp_path))
+    library = ctypes.CDLL(str(shutil.copy(built, tmp_path)))
     library.options_text.restype = ctypes.c_char_p
     library.options_number.restype = ctypes.c_uint64
     library.options_hex.restype = ctypes.c_bool
@@ -53,7 +53,7 @@ def put(options: ctypes.CDLL, source: int, key: str, value: str) -> int:
 def parse(options: ctypes.CDLL, source: int, text: str, separator: str = " ") -> list[str]:
     complaints: list[str] = []
 
-    def complain(word: Callable[..., object], count: int) -> None:
+    def complain(word: Any, count: int) -> None:
         complaints.append(ctypes.string_at(word, count).decode())
 
     data = text.encode()
