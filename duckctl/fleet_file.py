@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from duckctl.inventory import Duck, Fleet
+from duckctl.errors import UsageError
+from duckctl.inventory import Domain, Duck, Fleet
 from duckctl.keys import pins_path
 
 SCHEMA_VERSION = 1
@@ -29,6 +30,8 @@ def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[st
                 "bind_address": str(domain.host_address),
                 "call_address": str(domain.call_address) if domain.call_address else None,
                 "mtu": domain.mtu,
+                "device": _device(domain),
+                "cpu": domain.cpu,
             }
             for domain in fleet.domains
             if domain.name in used
@@ -45,6 +48,18 @@ def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[st
             for slot, duck in enumerate(chosen)
         ],
     }
+
+
+def _device(domain: Domain) -> str | None:
+    """The DPDK device of a domain; ``domain_device: pci`` means the one of ``domain_host_pci``."""
+    if domain.device != "pci":
+        return domain.device
+    if domain.host_pci is None:
+        raise UsageError(
+            f"{domain.name}: domain_device is pci, and domain_host_pci is missing",
+            "give the NIC's PCI address: lspci -D | grep Ethernet",
+        )
+    return domain.host_pci
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -41,6 +41,8 @@ class Domain:
     mtu: int
     dispatch: Literal["unicast", "broadcast"]
     boot: Literal["dhcp", "proxy", "off"] = "dhcp"
+    device: str | None = None  # of DPDK ("pci": host_pci); None = UDP sockets
+    cpu: int | None = None
 
     @property
     def call_address(self) -> IPv4Address | None:
@@ -320,6 +322,8 @@ class _Parser:
                 host_mac=_value(values, "domain_host_mac", None),
                 mtu=_value(values, "domain_mtu", 1500),
                 dispatch=_value(values, "domain_dispatch", "unicast"),
+                device=_value(values, "domain_device", None),
+                cpu=_value(values, "domain_cpu", None),
                 boot=_value(values, "domain_boot", "dhcp"),
             )
             self.check_domain(domain, values, domains)

@@ -231,6 +231,8 @@ FIELDS: Mapping[str, Field] = {
     "domain_host_mac": _field(read_mac, Level.DOMAIN),
     "domain_mtu": _field(_integer(MTU_MIN, MTU_MAX), Level.DUCKS, Level.DOMAIN),
     "domain_dispatch": _field(_choice("unicast", "broadcast"), Level.DUCKS, Level.DOMAIN),
+    "domain_device": _field(_text, Level.DUCKS, Level.DOMAIN),
+    "domain_cpu": _field(_integer(0, 1023), Level.DOMAIN),
     "domain_boot": _field(_choice("dhcp", "proxy", "off"), Level.DUCKS, Level.DOMAIN),
     "duck_slot": _field(_integer(0, 4095), Level.DUCK),
     "duck_mac": _field(read_mac, Level.DUCK),

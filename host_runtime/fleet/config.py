@@ -17,6 +17,7 @@ from host_runtime.fleet.pins import IdentityPolicy
 from host_runtime.jsonfile import JsonObject, read_json_object
 
 SCHEMA_VERSION = 1
+CPUS_MAX = 1024
 DUCKS_MAX = 64  # of one host transport (DUCKHOST_DUCKS_MAX)
 MTU_MIN, MTU_MAX = 576, 9216
 KEY_LABEL = "duck-p256-private:"
@@ -32,6 +33,8 @@ class DomainConfig:
     bind_address: str | None
     call_address: str | None
     mtu: int
+    device: str | None = None  # of DPDK; None = UDP sockets
+    cpu: int | None = None  # where the domain's thread runs
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,17 @@ def _domain(entry: JsonObject) -> DomainConfig:
         bind_address=_address(entry, "bind_address", null=True),
         call_address=_address(entry, "call_address", null=True),
         mtu=entry.integer("mtu", MTU_MIN, MTU_MAX),
+        device=entry.text_or_null("device") if entry.has("device") else None,
+        cpu=_cpu(entry),
     )
     entry.finish()
     return domain
+
+
+def _cpu(entry: JsonObject) -> int | None:
+    if not entry.has("cpu") or entry.take("cpu") is None:
+        return None
+    return entry.integer("cpu", 0, CPUS_MAX - 1)
 
 
 def _duck(entry: JsonObject, domains: list[str], slot: int) -> DuckConfig:

@@ -29,7 +29,14 @@ def connect(
     ``remember`` False writes no new pin down.
     """
     domains = [
-        DomainEndpoint(domain.name, domain.bind_address, domain.call_address, domain.mtu)
+        DomainEndpoint(
+            domain.name,
+            domain.bind_address,
+            domain.call_address,
+            domain.mtu,
+            domain.device,
+            domain.cpu,
+        )
         for domain in fleet.domains
     ]
     ducks = [

@@ -23,12 +23,17 @@ REPLY_BYTES_MAX = wire.WIRE_PACKET_BYTES_MAX
 
 @dataclass(frozen=True)
 class DomainEndpoint:
-    """One domain. ``call_address`` None: calls go to each duck, else they are broadcast there."""
+    """One domain. ``call_address`` None: calls go to each duck, else they are broadcast there.
+
+    ``device`` None: UDP sockets; else a DPDK device. ``cpu``: where the domain's thread runs.
+    """
 
     name: str
     bind_address: str | None
     call_address: str | None
     mtu: int
+    device: str | None = None
+    cpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -351,6 +356,8 @@ def _domain(endpoint: DomainEndpoint) -> native.Domain:
         bind_address=_text(endpoint.bind_address or "", native.ADDRESS_BYTES),
         call_address=_text(endpoint.call_address or "", native.ADDRESS_BYTES),
         mtu=endpoint.mtu,
+        cpu=0 if endpoint.cpu is None else endpoint.cpu + 1,
+        device=_text(endpoint.device or "", native.DEVICE_BYTES),
     )
 
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "domain.h"
 
+#include "dpdk/dpdk_port.h"
+
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -19,6 +21,7 @@ constexpr uint32_t kSleepTurns = 50;   // then short sleeps, then it blocks: the
 constexpr uint64_t kSleep = 20 * kMicrosecond;
 constexpr unsigned long kTimerSlack = 1 * kMicrosecond;
 constexpr uint64_t kIdleMax = 100 * kMillisecond;
+constexpr uint32_t kLinkWaitMs = 5000;    // at most, for a slow link-up
 constexpr uint64_t kStall = 5 * kIdleMax; // between two turns: this thread was not let run
 
 } // namespace
@@ -56,8 +59,13 @@ Link &Domain::add_duck(const duckhost_duck &config, uint32_t index, Peer peer) {
 }
 
 int Domain::start(uint32_t bind_address, duckhost_error *error) {
-    auto inner =
-        open_udp_port({bind_address, call_peer_.address != 0, options_.socket_buffer_bytes}, error);
+    std::unique_ptr<Port> inner;
+    if (config_.device[0] != 0)
+        inner = open_dpdk_port(
+            {config_.device, bind_address, call_peer_.address, config_.mtu, kLinkWaitMs}, error);
+    else
+        inner = open_udp_port({bind_address, call_peer_.address != 0, options_.socket_buffer_bytes},
+                              error);
     if (inner == nullptr) return DUCKHOST_ERR_SYSTEM;
     port_ = std::make_unique<FaultPort>(std::move(inner), peers_);
     if (!refresh_domain_key())
@@ -98,14 +106,26 @@ void Domain::wake_for_call() {
 
 // ---- the thread ---------------------------------------------------------------------------------
 
+// The inventory says where: a polling thread wants a CPU that nobody else is scheduled on.
+void Domain::pin() const {
+    if (config_.cpu == 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(config_.cpu - 1, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set); // start() checked that it may
+}
+
 void Domain::run() {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the application's business
     prctl(PR_SET_NAME, config_.name, 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); // timers of 300 us must not be 50 us late
+    pin();
+    port_->enter();
     while (!is_stopping_.load()) turn();
     end_everything();
+    port_->leave();
 }
 
 void Domain::turn() {
@@ -434,50 +454,6 @@ void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_
     case DUCK_MSG_READ_DATA: return take_reply(link, header, payload);
     default: link.status.dropped_type.add();
     }
-}
-
-// ---- errors -------------------------------------------------------------------------------------
-
-bool Domain::hint_port(duckhost_error *error) const {
-    const PortCounters &port = port_->counters();
-    const auto reason = static_cast<int>(port.last_errno.get());
-    if (port.too_large.get() > 0)
-        set_hint(error, "packets for the MTU of domain %s (%u) do not fit this host's network card",
-                 config_.name, config_.mtu);
-    else if (reason != 0)
-        set_hint(error, "this host cannot send in domain %s: %s", config_.name,
-                 std::strerror(reason));
-    return port.too_large.get() > 0 || reason != 0;
-}
-
-void Domain::hint_silent(const Link &link, duckhost_error *error) const {
-    if (link.was_refused)
-        set_hint(error, "the machine answers that nothing listens on this port: is duckd running?");
-    else if (link.sent_wrong_seals)
-        set_hint(error, "packets with a wrong seal came from there: does it have this fleet's "
-                        "public key, and is it the only one with this address?");
-    else if (!hint_port(error))
-        set_hint(error, "is it powered on and on this network? "
-                        "A duck ignores a host that speaks for another fleet");
-}
-
-// No duck of this domain was heard lately: a cable, a switch, this host's NIC.
-bool Domain::is_silent() const {
-    const uint64_t limit_ns = options_.silence_ms * kMillisecond / 2;
-    for (const auto &link : links_)
-        if (link->is_attached() && elapsed_ns(now_, silent_since(*link, 0)) < limit_ns)
-            return false;
-    return true;
-}
-
-void Domain::fail_silent(const Link &link, duckhost_error *error, uint64_t silent_ns,
-                         const char *during) const {
-    fail(error, DUCKHOST_ERR_UNREACHABLE, static_cast<int>(link.index),
-         "%s (%s) does not answer: nothing received for %.1f s during %s%s%s%s", link.name,
-         link.address_text, static_cast<double>(silent_ns) * 1e-9, during,
-         is_silent() ? "; nothing at all is heard in domain " : "", is_silent() ? name() : "",
-         is_silent() ? " (cable, switch or network card)" : "");
-    hint_silent(link, error);
 }
 
 } // namespace duckhost

@@ -94,6 +94,7 @@ class Domain {
     // What may be the matter with a duck that does not answer.
     void hint_silent(const Link &link, duckhost_error *error) const;
     void run();
+    void pin() const;
     void turn();
     size_t receive();
     void take(const ReceivedPacket &packet);

@@ -22,7 +22,7 @@ extern "C" {
 
 #define DUCKHOST_EXPORT __attribute__((visibility("default")))
 
-#define DUCKHOST_API_VERSION 2u
+#define DUCKHOST_API_VERSION 3u
 #define DUCKHOST_DUCKS_MAX 64u
 #define DUCKHOST_DOMAINS_MAX 8u
 #define DUCKHOST_TICKETS_MAX 8u    /* calls submitted and not yet released */
@@ -57,8 +57,10 @@ struct duckhost_domain {
     char name[DUCK_WIRE_NAME_BYTES];
     char bind_address[DUCKHOST_ADDRESS_BYTES]; /* empty = any */
     char call_address[DUCKHOST_ADDRESS_BYTES]; /* broadcast; empty = CALLs go to each duck */
-    uint32_t mtu;                              /* of the NIC, 576 .. 9000 */
-    uint32_t reserved;
+    uint32_t mtu;                              /* of the NIC, 1280 .. 9000 */
+    uint32_t cpu; /* where its thread runs: 1 + number of the CPU, 0 = anywhere */
+    /* empty = UDP sockets; else DPDK: "0000:41:00.0" or "net_af_packet,iface=nic0,..." */
+    char device[96];
 };
 
 struct duckhost_duck {
@@ -154,6 +156,8 @@ struct duckhost_domain_stats {
     uint64_t send_errors;
     uint64_t turns;  /* of the domain thread's loop */
     uint64_t rekeys; /* of the domain's key, within compute sessions */
+    /* of device ports: found no room in the NIC; had wrong lengths or checksums */
+    uint64_t missed, damaged;
     struct duckhost_fault_counters faults;
 };
 
@@ -245,7 +249,7 @@ DUCKHOST_EXPORT int duckhost_get_duck_status(struct duckhost_fleet *fleet, uint3
                                              struct duckhost_duck_status *out);
 DUCKHOST_EXPORT int duckhost_get_domain_stats(struct duckhost_fleet *fleet, uint32_t domain,
                                               struct duckhost_domain_stats *out);
-/* Keeps the last `calls` calls with all ducks' times (0 = none, as at first); forgets what it had. */
+/* Keeps the last `calls` calls with all ducks' times (0 = none, as at first), from now on. */
 DUCKHOST_EXPORT int duckhost_set_trace(struct duckhost_fleet *fleet, uint32_t calls,
                                        struct duckhost_error *error);
 /* Copies the newest entries, one per call and duck, oldest first; *count is their number. */

@@ -23,6 +23,8 @@ class FaultPort final : public Port {
     void set(const duckhost_faults &faults, uint64_t seed, uint64_t cut_mask);
     const FaultCounters &fault_counters() const { return fault_counters_; }
 
+    void enter() override { inner_->enter(); }
+    void leave() override { inner_->leave(); }
     uint8_t *transmit_buffer() override { return current_ = inner_->transmit_buffer(); }
     void transmit(uint32_t bytes, const Peer *peers, size_t count) override;
     void flush() override;

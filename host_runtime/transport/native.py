@@ -9,11 +9,12 @@ from typing import Annotated
 from host_runtime.errors import HostError
 from host_runtime.wire import I32, U32, U64, WIRE_NAME_BYTES, Info, Open, layout
 
-API_VERSION = 2
+API_VERSION = 3
 DUCKS_MAX = 64
 DOMAINS_MAX = 8
 TICKETS_MAX = 8
 ADDRESS_BYTES = 16
+DEVICE_BYTES = 96
 
 F64 = Annotated[float, ctypes.c_double]
 Name = Annotated[bytes, ctypes.c_char * WIRE_NAME_BYTES]
@@ -38,7 +39,8 @@ class Domain(ctypes.LittleEndianStructure):
     bind_address: AddressText
     call_address: AddressText
     mtu: U32
-    reserved: U32
+    cpu: U32
+    device: Annotated[bytes, ctypes.c_char * DEVICE_BYTES]
 
 
 @layout
@@ -181,6 +183,8 @@ class DomainStats(ctypes.LittleEndianStructure):
     send_errors: U64
     turns: U64
     rekeys: U64
+    missed: U64
+    damaged: U64
     faults: Annotated[FaultCounters, FaultCounters]
 
 

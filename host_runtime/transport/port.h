@@ -36,11 +36,16 @@ struct PortCounters {
     Counter send_errors;
     Counter too_large;  // packets that exceed the NIC's MTU
     Counter last_errno; // of the last failed send, 0 after a successful one
+    Counter missed;     // came to the NIC and found no room (device ports)
+    Counter damaged;    // frames for this port with wrong lengths or IPv4 checksum (device ports)
 };
 
 class Port {
   public:
     virtual ~Port() = default;
+    // The owning thread begins and ends.
+    virtual void enter() {}
+    virtual void leave() {}
     // A buffer of kPacketRoom bytes for the next packet, or null while the queue is full.
     virtual uint8_t *transmit_buffer() = 0;
     // Queues the buffer given last, once per peer.

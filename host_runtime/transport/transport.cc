@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <cstring>
+#include <sched.h>
 
 namespace duckhost {
 namespace {
@@ -146,6 +147,19 @@ int Transport::start_domain(size_t index, const duckhost_domain &config, duckhos
     Domain &domain = *domains_[index];
     uint32_t bind_address = 0;
     Peer broadcast;
+    if (config.device[0] != 0 && std::memchr(config.device, 0, sizeof config.device) == nullptr)
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "domain %s: its device's name is too long",
+                    config.name);
+    if (config.device[0] != 0 && config.bind_address[0] == 0)
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
+                    "domain %s: a device needs bind_address, the host's address there",
+                    config.name);
+    cpu_set_t allowed;
+    if (config.cpu != 0 &&
+        (config.cpu > CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
+         !CPU_ISSET(config.cpu - 1, &allowed)))
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "domain %s: its thread may not run on CPU %u",
+                    config.name, config.cpu - 1);
     if (config.bind_address[0] != 0 && !parse_address(config.bind_address, &bind_address))
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
                     "domain %s: bind_address is not an IPv4 address", config.name);
@@ -327,6 +341,8 @@ int Transport::domain_stats(uint32_t domain, duckhost_domain_stats *out) const {
     out->transmit_full = counters.transmit_full.get();
     out->turns = counters.turns.get();
     out->rekeys = counters.rekeys.get();
+    out->missed = port.missed.get();
+    out->damaged = port.damaged.get();
     out->faults = {faults.dropped.get(),   faults.duplicated.get(), faults.reordered.get(),
                    faults.corrupted.get(), faults.delayed.get(),    faults.cut.get()};
     return DUCKHOST_OK;

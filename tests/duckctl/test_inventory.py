@@ -118,6 +118,8 @@ def test_the_fleet_file_has_the_agreed_shape() -> None:
                 "bind_address": f"127.21.{n}.1",
                 "call_address": None,
                 "mtu": 1500,
+                "device": None,
+                "cpu": None,
             }
             for n in (1, 2)
         ],
@@ -133,6 +135,23 @@ def test_the_fleet_file_has_the_agreed_shape() -> None:
             for slot in range(4)
         ],
     }
+
+
+def test_a_domain_on_its_own_nic_queue() -> None:
+    """domain_device: pci takes the NIC's PCI address; without one the mistake is named."""
+    fleet = load_inventory(ROOT / "inventory" / "rack32.yml")
+
+    def first_domain(**changes: object) -> dict[str, object]:
+        domain = dataclasses.replace(fleet.domains[0], **changes)  # type: ignore[arg-type]
+        duck = dataclasses.replace(fleet.ducks[0], domain=domain)
+        document = fleet_document(dataclasses.replace(fleet, domains=(domain,)), [duck])
+        return dict(document["domains"][0])
+
+    told = first_domain(device="pci", host_pci="0000:41:00.0", cpu=5)
+    assert (told["device"], told["cpu"]) == ("0000:41:00.0", 5)
+    assert first_domain(device="net_tap,iface=t0")["device"] == "net_tap,iface=t0"
+    with pytest.raises(UsageError, match="domain_host_pci is missing"):
+        first_domain(device="pci", host_pci=None)
 
 
 def test_a_part_of_a_fleet_is_renumbered_in_slot_order() -> None:

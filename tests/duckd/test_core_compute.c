@@ -192,40 +192,6 @@ static void test_domains_in_turn(void) {
     }
 }
 
-static uint32_t nacks_after(uint64_t ns) {
-    fake_forget_sent();
-    fake.now_ns += ns;
-    core_tick(&core);
-    return host_count(&a, DUCK_MSG_NACK);
-}
-
-/* The first wait follows how late fragments come on this path: rises at once, is forgotten slowly,
- * stays within its bounds, and learns nothing from repairs, which come late because of itself. */
-static void test_nack_timer_follows_arrival(void) {
-    static uint8_t bytes[64 * 400];
-    serving(true);
-    send_call_part(bytes, sizeof bytes, 1, 0, 64, DUCK_KEY_DOMAIN);
-    CHECK_EQUAL(0, nacks_after(CORE_NACK_QUIET_NS - 1));
-    CHECK_EQUAL(1, nacks_after(1));
-    fake.now_ns += 900000; /* late by 1.2 ms in all: asked in vain */
-    send_call_part(bytes, sizeof bytes, 1, 1, 64, DUCK_KEY_DOMAIN);
-    CHECK_EQUAL(0, nacks_after(2399999));
-    CHECK_EQUAL(1, nacks_after(1));
-    fake.now_ns += 5000000;
-    send_call_part(bytes, sizeof bytes, 1, 2, 64, DUCK_KEY_SESSION); /* a repair */
-    CHECK_EQUAL(0, nacks_after(2399999));
-    CHECK_EQUAL(1, nacks_after(1));
-    for (uint32_t i = 3; i < 399; i++)
-        send_call_part(bytes, sizeof bytes, 1, i, 64, DUCK_KEY_DOMAIN);
-    CHECK_EQUAL(1, nacks_after(CORE_NACK_QUIET_NS));
-    fake.now_ns += UINT64_C(10000000000);
-    send_call_part(bytes, sizeof bytes, 1, 399, 64, DUCK_KEY_DOMAIN);
-    CHECK_EQUAL(1, core.session.published);
-    send_call_part(bytes, sizeof bytes, 2, 0, 64, DUCK_KEY_DOMAIN);
-    CHECK_EQUAL(0, nacks_after(CORE_NACK_QUIET_NS_MAX - 1));
-    CHECK_EQUAL(1, nacks_after(1));
-}
-
 static void test_wholly_lost_call_is_asked_for(void) {
     static uint8_t bytes[1000];
     serving(false);
@@ -508,7 +474,6 @@ int main(int count, char **words) {
         test_fragments_that_contradict_each_other,
         test_owner_is_never_displaced,
         test_domains_in_turn,
-        test_nack_timer_follows_arrival,
         test_wholly_lost_call_is_asked_for,
         test_credit_and_cache,
         test_result_pieces_are_sent_again,

@@ -11,6 +11,7 @@ import pytest
 from duckd_process import ROOT
 
 HERE = Path(__file__).parent
+RULES = ("test_core_network", "test_core_compute", "test_core_arrival", "test_core_bulk")
 FLAGS = [
     "-std=c11",
     "-D_GNU_SOURCE",
@@ -56,7 +57,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sources = [*sorted((ROOT / "images/core").glob("*.c")), *SEAL]
     common = compile_to(folder, [*sources, HERE / "fake_platform.c", HERE / "fake_host.c"])
     built = {}
-    for name in ("test_core_network", "test_core_compute", "test_core_bulk", "fuzz_core"):
+    for name in (*RULES, "fuzz_core"):
         own = compile_to(folder, [HERE / f"{name}.c"])
         built[name] = folder / name
         command: list[str | Path] = [
@@ -74,7 +75,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("name", ["test_core_network", "test_core_compute", "test_core_bulk"])
+@pytest.mark.parametrize("name", RULES)
 def test_rules_of_the_core(programs: dict[str, Path], name: str, seed: int) -> None:
     done = subprocess.run([programs[name], str(seed)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -47,18 +47,22 @@ def why_not() -> str:
 
 
 class Segments:
-    """A switch namespace with one bridge per domain, a host namespace, one per duck."""
+    """A switch namespace with one bridge per domain, a host namespace, one per duck.
 
-    def __init__(self, mtu: int) -> None:
+    With ``bare`` the host's kernel has no addresses there: its cards are for another driver.
+    """
+
+    def __init__(self, mtu: int, domains: int = DOMAINS, *, bare: bool = False) -> None:
         self._mark = secrets.token_hex(3)
         self._mtu = str(mtu)
         self._names: list[str] = []
         self.switch = self._namespace("sw")
         self.host = self._namespace("host")
-        for domain in range(DOMAINS):
+        for domain in range(domains):
             ip("-n", self.switch, "link", "add", f"br{domain}", "mtu", self._mtu, "type", "bridge")
             ip("-n", self.switch, "link", "set", f"br{domain}", "up")
-            self._plug(self.host, f"nic{domain}", domain, f"h{domain}", f"10.21.{domain + 1}.1")
+            address = None if bare else f"10.21.{domain + 1}.1"
+            self._plug(self.host, f"nic{domain}", domain, f"h{domain}", address)
 
     def add_duck(self, domain: int, number: int) -> tuple[str, str]:
         """The duck's namespace and address."""
@@ -106,22 +110,32 @@ class Segments:
         ip("-n", name, "link", "set", "lo", "up")
         return name
 
-    def _plug(self, namespace: str, nic: str, domain: int, port: str, address: str) -> None:
+    def _plug(self, namespace: str, nic: str, domain: int, port: str, address: str | None) -> None:
         peer = ["type", "veth", "peer", "name", nic, "mtu", self._mtu, "netns", namespace]
         ip("-n", self.switch, "link", "add", port, "mtu", self._mtu, *peer)
         ip("-n", self.switch, "link", "set", port, "master", f"br{domain}", "up")
-        ip("-n", namespace, "addr", "add", f"{address}/24", "brd", "+", "dev", nic)
+        if address is not None:
+            ip("-n", namespace, "addr", "add", f"{address}/24", "brd", "+", "dev", nic)
         ip("-n", namespace, "link", "set", nic, "up")
 
 
 @contextlib.contextmanager
-def running_segments(folder: Path, kernel: bytes, mtu: int) -> Iterator[tuple[Segments, Shelf]]:
+def running_segments(
+    folder: Path,
+    kernel: bytes,
+    mtu: int,
+    domains: int = DOMAINS,
+    per_domain: int = DUCKS_PER_DOMAIN,
+    *,
+    device: str = "",
+) -> Iterator[tuple[Segments, Shelf]]:
+    """Ducks on their segments. ``device``: of a DPDK port, "{nic}" stands for the host's card."""
     key = new_key()
-    segments = Segments(mtu)
+    segments = Segments(mtu, domains, bare=bool(device))
     ducks: list[DuckdProcess] = []
     try:
-        for index in range(DOMAINS * DUCKS_PER_DOMAIN):
-            namespace, address = segments.add_duck(index // DUCKS_PER_DOMAIN, index)
+        for index in range(domains * per_domain):
+            namespace, address = segments.add_duck(index // per_domain, index)
             prefix = ("ip", "netns", "exec", namespace)
             # Any address: a socket bound to its own would not hear broadcasts.
             duck = DuckdProcess(
@@ -130,9 +144,14 @@ def running_segments(folder: Path, kernel: bytes, mtu: int) -> Iterator[tuple[Se
             ducks.append(duck)
             duck.start()
             duck.address = address
-        domains = [index // DUCKS_PER_DOMAIN for index in range(len(ducks))]
-        broadcast = {domain: f"10.21.{domain + 1}.255" for domain in range(DOMAINS)}
-        yield segments, Shelf(folder, key, kernel, ducks, domains, mtu, broadcast)
+        places = [index // per_domain for index in range(len(ducks))]
+        broadcast = {domain: f"10.21.{domain + 1}.255" for domain in range(domains)}
+        shelf = Shelf(folder, key, kernel, ducks, places, mtu, broadcast)
+        if device:
+            for domain in range(domains):
+                shelf.bind_addresses[domain] = f"10.21.{domain + 1}.1"
+                shelf.devices[domain] = device.format(nic=f"nic{domain}")
+        yield segments, shelf
     finally:
         for duck in ducks:
             duck.kill()

@@ -86,12 +86,20 @@ class Shelf:
     domains: list[int]
     mtu: int = 1500
     call_addresses: dict[int, str] = field(default_factory=dict)
+    bind_addresses: dict[int, str] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
 
     def transport(
         self, options: TransportOptions | None = None, key: bytes | None = None
     ) -> Transport:
         domains = [
-            DomainEndpoint(f"domain{i + 1}", None, self.call_addresses.get(i), self.mtu)
+            DomainEndpoint(
+                f"domain{i + 1}",
+                self.bind_addresses.get(i),
+                self.call_addresses.get(i),
+                self.mtu,
+                self.devices.get(i),
+            )
             for i in range(max(self.domains) + 1)
         ]
         ducks = [
