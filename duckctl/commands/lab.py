@@ -97,6 +97,7 @@ def up(
     memory: str = typer.Option("128", "--memory", help="qemu: MiB of each guest."),
     image: str = typer.Option("duckos", "--image", help="qemu: what guests boot; a name or FILE."),
     dispatch: str = typer.Option("broadcast", "--dispatch", help="qemu: of CALLs; or unicast."),
+    bmc: bool = typer.Option(False, "--bmc", help="qemu: a board controller (IPMI) per guest."),
     off: bool = typer.Option(False, "--off", help="qemu: leave the boxes without power."),
     wait: bool = typer.Option(True, "--wait/--no-wait", help="Wait until every duck answers."),
     state_dir: Path | None = STATE_DIR,
@@ -119,7 +120,7 @@ def up(
             folder,
             lab_vm.shape_of(
                 ducks=ducks, domains=domains, backend=backend, cores=cores, mtu=mtu, poll=poll,
-                boot=boot, firmware=firmware, nic=nic, memory=memory, dispatch=dispatch,
+                boot=boot, firmware=firmware, nic=nic, memory=memory, dispatch=dispatch, bmc=bmc,
             ),
             image,
             power=not off,

@@ -28,7 +28,7 @@ ACTIONS: dict[str, Callable[[LabFolder, Sequence[str]], VmState]] = {
 
 def shape_of(
     *, ducks: int, domains: int, backend: str, cores: str, mtu: int, poll: str, boot: str,
-    firmware: str, nic: str, memory: str, dispatch: str,
+    firmware: str, nic: str, memory: str, dispatch: str, bmc: bool,
 ) -> VmShape:  # fmt: skip
     """The shape that the options of `lab up` ask for. Raises UsageError."""
     return VmShape(
@@ -43,6 +43,7 @@ def shape_of(
         mtu=mtu,
         poll=poll,
         dispatch=one(dispatch, "--dispatch", shape.Dispatch),
+        bmc=bmc,
     )
 
 

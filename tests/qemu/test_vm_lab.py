@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_kit import PROCESSES, SHAPE, lab_folder, namespaces_of, processes_naming, why_not
+from lab_kit import PROCESSES, SHAPE, inside, lab_folder, namespaces_of, processes_naming, why_not
 
 from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
+from duckctl.inventory import load_inventory
 from duckctl.lab import machines
 from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import lab, machine, network
 from duckctl.lab.vm.state import Namespace, Process, find, load, required, save
 from duckctl.native import native_path
+from duckctl.power.backend import Action, PowerState
+from duckctl.power.ladder import power_ladder
 from duckctl.process import boot_id, identify, wait_until
 
 pytestmark = pytest.mark.skipif(bool(why_not(SHAPE)), reason=why_not(SHAPE))
@@ -271,3 +275,19 @@ def test_the_filter_lets_only_magic_packets_through(folder: LabFolder) -> None:
     assert not wait_until(lambda: states(folder)["d01"] == "on", 0.5)
     assert run(folder, "exec", "--", sys.executable, "-c", raw) == ExitCode.OK
     assert wait_until(lambda: states(folder)["d01"] == "on", 10)
+
+
+@pytest.mark.skipif(shutil.which("ipmitool") is None, reason="package ipmitool is missing")
+def test_board_controllers(folder: LabFolder, image: str) -> None:
+    """The fleet's own IPMI backend switches each guest by its own controller."""
+    lab.up(folder, replace(SHAPE, ducks=2, boot="pxe", bmc=True), image)
+    state = required(folder)
+    fleet = load_inventory(folder.inventory)
+    with inside(state):
+        second = next(b for b in power_ladder(fleet.ducks[1], fleet) if b.name == "ipmi")
+        assert second.state() is PowerState.ON
+        second.act(Action.OFF)
+        assert states(folder) == {"d01": "on", "d02": "off"}
+        assert second.state() is PowerState.OFF
+        second.act(Action.ON)
+        assert states(folder) == {"d01": "on", "d02": "on"}

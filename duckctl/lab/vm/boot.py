@@ -97,6 +97,9 @@ def services(folder: LabFolder, state: VmState) -> list[Service]:
         _own(folder, state, "boot", "host", (DHCP_PORT, TFTP_PORT)),
         _own(folder, state, "switch", "sw", (WAKE_PORT,)),
     ]
+    if state.shape.bmc:
+        ports = tuple(duck.bmc_port for duck in state.ducks if duck.kind == "qemu")
+        found.append(_own(folder, state, "bmc", "sw", ports))
     if state.shape.boot == "proxy":
         config = folder.root / f"router-{state.lab_id}.conf"
         config.write_text(router_config(folder, state), encoding="utf-8")

@@ -8,6 +8,7 @@ from duckctl.lab.vm import shape as plans
 from duckctl.lab.vm.shape import VmDuck
 from duckctl.lab.vm.state import VmState
 
+BMC_USER, BMC_PASSWORD_FILE = "admin", "bmc.password"
 HEADER = """\
 # Written by `duckctl lab up --backend qemu`; changes are lost at its next start.
 # Its addresses exist in the lab's network only: `duckctl lab exec -- duckctl health`.
@@ -32,6 +33,13 @@ DOMAIN = """\
             domain_host_mac: "{host_mac}"
           hosts:
 """
+BMC = """\
+                - backend: ipmi
+                  address: {address}
+                  port: "{port}"
+                  user: {user}
+                  password_file: {password_file}
+"""
 DUCK = """\
             {name}:
               duck_slot: {slot}
@@ -42,7 +50,7 @@ DUCK = """\
               duck_identity: {identity}
               duck_power:
                 - {{backend: reboot}}
-                - {{backend: lab, machine: {name}}}
+{bmc}                - {{backend: lab, machine: {name}}}
 """
 
 
@@ -56,11 +64,20 @@ def vm_inventory(state: VmState, key_file: str) -> str:
         text += DOMAIN.format(
             domain=domain, host=plans.host_address(domain), host_mac=plans.host_mac(domain)
         )
-        text += "".join(_duck(duck, state.image) for duck in ducks)
+        text += "".join(_duck(state, duck) for duck in ducks)
     return text
 
 
-def _duck(duck: VmDuck, image: str) -> str:
+def _duck(state: VmState, duck: VmDuck) -> str:
+    image = state.image
+    bmc = ""
+    if state.shape.bmc and duck.kind == "qemu":
+        bmc = BMC.format(
+            address=plans.switch_address(duck.domain),
+            port=duck.bmc_port,
+            user=BMC_USER,
+            password_file=BMC_PASSWORD_FILE,
+        )
     return DUCK.format(
         name=duck.name,
         slot=duck.slot,
@@ -68,5 +85,6 @@ def _duck(duck: VmDuck, image: str) -> str:
         mac=duck.mac,
         image="linux" if duck.kind == "process" or image == "linux" else "duckos",
         cores=duck.cores,
+        bmc=bmc,
         identity="pinned" if duck.kind == "process" else "per_boot",
     )

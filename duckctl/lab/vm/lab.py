@@ -5,6 +5,7 @@ Every change happens under the folder's lock; waiting for ducks that boot does n
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import signal
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from duckctl.keys import make_key, public_key
 from duckctl.lab.ducks import duckd_command
 from duckctl.lab.state import LabDuck, LabError, LabFolder
 from duckctl.lab.vm import boot, machine, needs, network, qmp
-from duckctl.lab.vm.inventory import vm_inventory
+from duckctl.lab.vm.inventory import BMC_PASSWORD_FILE, vm_inventory
 from duckctl.lab.vm.shape import WIRE_PORT, VmDuck, VmShape, new_lab_id, plan
 from duckctl.lab.vm.start import Launch, finish, start
 from duckctl.lab.vm.state import Process, VmState, load, required, save
@@ -56,12 +57,13 @@ def up(folder: LabFolder, shape: VmShape, image: str, power: bool = True) -> VmS
                 VmState(new_lab_id(), boot_id(), shape, ducks, namespaces=(), image=image)
             )
             save(folder, state)
+        is_new = not state.is_complete
         try:
             state = _make(folder, state)
             chosen = [duck for duck in ducks if power and _is_off(state, duck)]
             state = _switch_on(folder, state, chosen)
         except BaseException:
-            if not state.is_complete:
+            if is_new:
                 _tear_down(folder, load(folder) or state)
             raise
     if power and not chosen:
@@ -81,6 +83,8 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
     if not folder.key_file.exists():
         make_key(folder.key_file)
     public_key(folder.key_file)  # checks the pair
+    if state.shape.bmc:
+        _make_password(folder.root / BMC_PASSWORD_FILE)
     folder.inventory.write_text(vm_inventory(state, folder.key_file.name), encoding="utf-8")
     if "qemu" in state.shape.kinds:
         boot.prepare_image(folder, state.image)
@@ -94,6 +98,13 @@ def _make(folder: LabFolder, state: VmState) -> VmState:
     state = replace(state, is_complete=True)
     save(folder, state)
     return state
+
+
+def _make_password(path: Path) -> None:
+    """A password for the board controllers; one that is there stays."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(8) + "\n", encoding="ascii")
 
 
 def down(folder: LabFolder) -> int:

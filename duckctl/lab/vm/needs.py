@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -73,6 +74,8 @@ def require(shape: VmShape) -> None:
             f"a qemu lab makes network namespaces, which needs {', '.join(lacking)}",
             "run it as root (sudo duckctl lab up --backend qemu …); the process backend needs none",
         )
+    if shape.bmc and importlib.util.find_spec("pyghmi") is None:
+        raise LabError("--bmc needs the Python package pyghmi", "pip install pyghmi")
     packages = missing_packages(shape)
     if packages:
         raise LabError(

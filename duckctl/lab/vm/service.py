@@ -1,9 +1,9 @@
 """The lab's own services, each a process in one of its namespaces.
 
-    python -m duckctl.lab.vm.service boot|switch --state-dir DIR --mark WORD
+    python -m duckctl.lab.vm.service boot|switch|bmc --state-dir DIR --mark WORD
 
 ``boot`` answers DHCP, TFTP and HTTP in the host's namespace; ``switch`` gives power to machines
-whose magic packet passes. Both end at SIGTERM.
+whose magic packet passes; ``bmc`` is the board controllers of all guests. They end at SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from duckctl.lab.vm.state import required
 def main() -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m duckctl.lab.vm.service")
-    parser.add_argument("role", choices=("boot", "switch"))
+    parser.add_argument("role", choices=("boot", "switch", "bmc"))
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--mark", required=True, help="by which the lab finds this process")
     options = parser.parse_args()
@@ -39,10 +39,8 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guests are reaped by the kernel
     folder = LabFolder(options.state_dir)
     try:
-        if options.role == "switch":
-            run_switch(folder)
-        else:
-            run_boot(folder)
+        roles = {"boot": run_boot, "switch": run_switch, "bmc": run_bmc}
+        roles[options.role](folder)
     except DuckError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return int(error.exit_code)
@@ -75,6 +73,13 @@ def run_switch(folder: LabFolder) -> None:
                 mac = wake.woken(frame, names) if channel.family == socket.AF_PACKET else None
                 if mac is not None:
                     wake_up(folder, names[mac])
+
+
+def run_bmc(folder: LabFolder) -> None:
+    """One board controller per guest, each at a port of the switch's address, for ever."""
+    from duckctl.lab.vm.bmc import serve
+
+    serve(folder, required(folder))
 
 
 def wake_up(folder: LabFolder, name: str) -> None:

@@ -20,6 +20,7 @@ CORES_MAX = 16
 MEMORY_MIB_MIN, MEMORY_MIB_MAX = 32, 64 * 1024
 FIRST_DUCK_ADDRESS = 101
 WIRE_PORT = 7211  # DUCK_WIRE_PORT
+BMC_PORT = 6230  # of the first duck's board controller
 
 Kind = Literal["qemu", "process"]
 Firmware = Literal["bios", "uefi"]
@@ -44,6 +45,7 @@ class VmShape:
     mtu: int
     poll: str
     dispatch: Dispatch
+    bmc: bool = False
 
     def describe(self) -> str:
         """The shape in the words of the options that ask for it."""
@@ -53,6 +55,7 @@ class VmShape:
             f"--cores-per-duck {','.join(map(str, self.cores))} "
             f"--memory {','.join(map(str, self.memory_mib))} --boot {self.boot} --mtu {self.mtu} "
             f"--poll {self.poll} --dispatch {self.dispatch}"
+            f"{' --bmc' if self.bmc else ''}"
         )
 
 
@@ -75,6 +78,11 @@ class VmDuck:
     def port_name(self) -> str:
         """Its interface on the switch: a tap for a guest, one end of a veth pair for a process."""
         return f"p{self.domain}.{self.slot + 1}"
+
+    @property
+    def bmc_port(self) -> int:
+        """UDP port of its board controller, at the switch's address."""
+        return BMC_PORT + self.slot
 
 
 def choices(text: str, option: str, kinds: object) -> tuple[Choice, ...]:
@@ -115,7 +123,7 @@ def router_address(domain: int) -> str:
 
 
 def switch_address(domain: int) -> str:
-    """The bridge's own address."""
+    """The bridge's own address: where the board controllers answer."""
     return f"198.18.{domain}.3"
 
 
