@@ -147,6 +147,15 @@ def test_log_and_reboot(tmp_path: Path, kernel: Kernel) -> None:
             assert client.open().status == NOT_COMMITTED
 
 
+def test_memory_limit_of_the_boot_options(tmp_path: Path) -> None:
+    """memory_limit bounds weights, kernel and session together."""
+    limit = 48 << 20
+    with DuckosGuest(tmp_path, options="memory_limit=48M") as guest, guest.client() as client:
+        assert client.reserve(WEIGHTS_REGION, limit).status == NO_MEMORY
+        assert client.reserve(WEIGHTS_REGION, limit - 8192).status == OK
+        assert client.reserve(KERNEL_REGION, 4096).status == NO_MEMORY
+
+
 def free_bytes(client: Client) -> int:
     """What the duck says is left for call buffers and scratch."""
     reply = client.open(scratch=4 << 30)

@@ -165,7 +165,9 @@ static bool answer(struct session_core *core) {
     switch (by_stub ? user->rax : 0) {
     case STUB_CALL_WAIT: return begin_waiting(core);
     case STUB_CALL_WAKE: cores_wake(); return true;
-    case STUB_CALL_COMPLETE: cpu_wake(0); return true;
+    case STUB_CALL_COMPLETE:
+        if (cpu_waits_by_halting()) cpu_wake(0);
+        return true;
     case STUB_CALL_RETURNED: entry_returned(); return false;
     default: break;
     }
