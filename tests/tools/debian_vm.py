@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from duckctl.process import die_with_parent
 MEMORY_MIB = 1024
 DUCK_PORT = 7211
 BOOT_S_MAX = 240.0
+BOOTS_MAX = 5
 PORTS = ("0000:00:11.0", "0000:00:12.0")
 SHARED_PORT = "0000:02:01.0"
 
@@ -31,12 +33,13 @@ def free_port() -> int:
 
 
 def qemu_command(disk: Path, port: int, log: Path) -> list[str]:
-    # No -enable-kvm: where tests run it is not to be had. -snapshot: the image stays as it is.
+    # TCG: where tests run there is no KVM.
     forward = f",hostfwd=udp:127.0.0.1:{port}-:{DUCK_PORT}"
     words = f"""
-        qemu-system-x86_64 -machine q35,accel=tcg -cpu max -smp 2 -m {MEMORY_MIB} -snapshot
+        qemu-system-x86_64 -machine q35,accel=tcg -cpu max -smp 2 -m {MEMORY_MIB} -no-reboot
         -nodefaults -display none -serial file:{log} -device intel-iommu,intremap=off
-        -drive file={disk},format=raw,if=none,id=disk -device virtio-blk-pci,drive=disk,addr=0xf
+        -drive file={disk},format=raw,cache=unsafe,if=none,id=disk
+        -device virtio-blk-pci,drive=disk,addr=0xf
         -netdev user,id=m,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22{forward}
         -device virtio-net-pci,netdev=m,mac={MANAGEMENT_MAC},addr=0x10,romfile=
         -device pcie-root-port,id=root,chassis=9,addr=0x13
@@ -52,25 +55,44 @@ def qemu_command(disk: Path, port: int, log: Path) -> list[str]:
 
 
 class DebianVm:
-    """A running machine. Use as a context: it ends, by its pid, however the test does."""
+    """A running machine. Use as a context: it ends, by its pid, however the test does.
+
+    When it restarts, QEMU ends and is started again: GRUB hangs in its heap after a warm reset of
+    this emulated machine.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        disk, self.key = debian_image()
+        image, self.key = debian_image()
         self.port = free_port()
         self.log = folder / "serial.log"
-        self._process = subprocess.Popen(
-            qemu_command(disk, self.port, self.log),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(folder / "qemu.log").open("wb"),
-            preexec_fn=die_with_parent,
-        )
+        disk = folder / "disk.raw"
+        subprocess.run(["cp", "--sparse=always", str(image), str(disk)], check=True)
+        self._command = qemu_command(disk, self.port, self.log)
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._power = threading.Thread(target=self._keep_on, daemon=True)
+        self._power.start()
+
+    def _keep_on(self) -> None:
+        with (self.folder / "qemu.log").open("ab") as log:
+            for _ in range(BOOTS_MAX):
+                if self._closing.is_set():
+                    return
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    preexec_fn=die_with_parent,
+                )
+                if self._process.wait() != 0:
+                    return
 
     def __enter__(self) -> DebianVm:
         deadline = time.monotonic() + BOOT_S_MAX
         while self.ssh("true", timeout_s=15, check=False) is None:
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if not self._power.is_alive() or time.monotonic() > deadline:
                 self.__exit__()
                 said = (self.folder / "qemu.log").read_text() + self.log.read_text()[-2000:]
                 raise RuntimeError(f"the machine does not answer: {said}")
@@ -78,9 +100,12 @@ class DebianVm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._closing.set()
+        while self._power.is_alive():
+            if self._process is not None:
+                self._process.kill()
+            self._power.join(0.2)
+        (self.folder / "disk.raw").unlink()
 
     def ssh(self, command: str, timeout_s: float = 120, check: bool = True) -> str | None:
         """What a command prints; None if it failed and that is not checked."""
