@@ -44,6 +44,9 @@ def shard_weights(
     source_sha256: Path | None = typer.Option(
         None, "--source-sha256", help="File of 'sha256  name' lines to check the model against."
     ),
+    host_weights: Path | None = typer.Option(
+        None, "--host-weights", metavar="FOLDER", help="Also export what the GPU host keeps."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Convert a model's routed experts into one packed weight cache per duck.
@@ -55,7 +58,9 @@ def shard_weights(
       duckctl shard-weights ducklet --ducks 4
       duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --dry-run
       duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --format auto
+      duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --host-weights /models/host
     """
+    from duckctl.host_weights import export_host_weights
     from duckctl.model_dir import resolve_model_dir
     from duckctl.shards.checkpoint import open_checkpoint
     from duckctl.shards.convert import ConvertOptions, convert, default_cache_dir
@@ -85,6 +90,8 @@ def shard_weights(
             check_source_list(checkpoint, source_sha256, threads, reporter)
         options = ConvertOptions(threads, memory_limit_bytes)
         result = convert(checkpoint, plan, root, options, reporter)
+    if host_weights is not None:
+        export_host_weights(resolve_model_dir(model), host_weights)
     _report(plan, result, as_json)
 
 

@@ -10,20 +10,22 @@ import torch
 
 from host_runtime.config import ModelConfig
 from host_runtime.cuda.lane import Lane
+from host_runtime.cuda.parts import Fused, Vector, inner_size, layer_parts
 from host_runtime.cuda.pool import LayerCaches
-from host_runtime.cuda.weights import GpuWeights, Part
+from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import WeightsError
 from host_runtime.experts.base import Experts
 from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.gpu.attend import attend, merge_values
 from host_runtime.ops.gpu.index import index_scores, top_positions
-from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, Matrix, linear
+from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, linear
 from host_runtime.ops.gpu.mailbox import wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm
 from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
 from host_runtime.ops.gpu.router import RouteCall, route
 from host_runtime.ops.index import hadamard_matrix, top_k_lower_position
 from host_runtime.ops.index import index_scores as plain_index_scores
+from host_runtime.ops.matrix import Matrix
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_half_split, rope_interleaved
 from host_runtime.ops.router import choose_experts
@@ -38,63 +40,44 @@ class GpuLayer:
     def __init__(self, source: GpuWeights, index: int, config: ModelConfig) -> None:
         c = self.config = config
         self.index = index
-        prefix, heads, hidden = f"model.layers.{index}.", c.num_attention_heads, c.hidden_size
-        own = f"{prefix}self_attn."
-        self.input_norm = source.vector(f"{prefix}input_layernorm.weight", hidden)
-        self.post_norm = source.vector(f"{prefix}post_attention_layernorm.weight", hidden)
-        self.first, (_, key_at, latent_at, self.index_weight_at) = source.fused(
-            [
-                Part(f"{own}q_a_proj.weight", c.q_lora_rank),
-                Part(f"{own}indexer.wk.weight", c.index_head_dim),
-                Part(f"{own}kv_a_proj_with_mqa.weight", c.kv_lora_rank + c.qk_rope_head_dim),
-                Part(f"{own}indexer.weights_proj.weight", c.index_n_heads),
-            ],
-            hidden,
-        )
-        self.q_norm = source.vector(f"{own}q_a_layernorm.weight", c.q_lora_rank)
-        head_width = c.qk_nope_head_dim + c.qk_rope_head_dim
-        self.second, (_, index_query_at) = source.fused(
-            [
-                Part(f"{own}q_b_proj.weight", heads * head_width),
-                Part(f"{own}indexer.wq_b.weight", c.index_n_heads * c.index_head_dim),
-            ],
-            c.q_lora_rank,
-        )
-        per_head = c.qk_nope_head_dim + c.v_head_dim
-        kv_b, _ = source.fused([Part(f"{own}kv_b_proj.weight", heads * per_head)], c.kv_lora_rank)
+        parts = layer_parts(c, index)
+
+        def fused(group: Fused) -> tuple[Matrix, list[int]]:
+            return source.fused(group.parts, group.columns)
+
+        def vector(of: Vector) -> torch.Tensor:
+            return source.vector(of.name, of.size)
+
+        self.input_norm, self.post_norm = vector(parts.input_norm), vector(parts.post_norm)
+        self.first, (_, key_at, latent_at, self.index_weight_at) = fused(parts.first)
+        self.q_norm = vector(parts.query_norm)
+        self.second, (_, index_query_at) = fused(parts.second)
+        kv_b, _ = fused(parts.kv_b)
         if not kv_b.codes.shape[0]:
-            raise WeightsError(f"{own}kv_b_proj is not FP8, which the CUDA path needs")
+            name = parts.kv_b.parts[0].name
+            raise WeightsError(f"{name} is not FP8, which the CUDA path needs")
         turn = hadamard_matrix(c.index_head_dim, source.device)
         self.prepare = PrepareWeights(
             kv_b,
-            source.vector(f"{own}kv_a_layernorm.weight", c.kv_lora_rank),
-            source.vector(f"{own}indexer.k_norm.weight", c.index_head_dim),
-            source.vector(f"{own}indexer.k_norm.bias", c.index_head_dim),
+            vector(parts.latent_norm),
+            vector(parts.index_norm),
+            vector(parts.index_norm_bias),
             turn.sign().to(torch.bfloat16),
         )
         self.sizes = PrepareSizes(
-            heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.kv_lora_rank,
-            c.index_n_heads, c.index_head_dim, key_at, latent_at, index_query_at,
+            c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim,
+            c.kv_lora_rank, c.index_n_heads, c.index_head_dim, key_at, latent_at, index_query_at,
         )  # fmt: skip
-        self.o, _ = source.fused([Part(f"{own}o_proj.weight", hidden)], heads * c.v_head_dim)
-        self._load_mlp(source, f"{prefix}mlp.")
-
-    def _load_mlp(self, source: GpuWeights, prefix: str) -> None:
-        c, hidden = self.config, self.config.hidden_size
-        self.bias: torch.Tensor | None = None
-        self.inner = c.intermediate_size
-        parts: list[Part] = []
-        if self.index >= c.first_k_dense_replace:
-            self.inner = c.n_shared_experts * c.moe_intermediate_size
-            self.bias = source.vector(f"{prefix}gate.e_score_correction_bias", c.n_routed_experts)
-            parts = [Part(f"{prefix}gate.weight", c.n_routed_experts)]
-            prefix += "shared_experts."
+        self.o, _ = fused(parts.output)
+        self.inner = inner_size(c, index)
         if self.inner % 128:
-            raise WeightsError(f"{prefix} has {self.inner} rows, the CUDA path needs whole blocks")
-        gate_up = [Part(f"{prefix}{name}_proj.weight", self.inner) for name in ("gate", "up")]
-        self.gate_up, starts = source.fused(gate_up + parts, hidden)
+            raise WeightsError(
+                f"layer {index} has an MLP of {self.inner} rows, the CUDA path needs whole blocks"
+            )
+        self.bias = vector(parts.router_bias) if parts.router_bias is not None else None
+        self.gate_up, starts = fused(parts.gate_up)
         self.router_at = starts[-1]
-        self.down, _ = source.fused([Part(f"{prefix}down_proj.weight", hidden)], self.inner)
+        self.down, _ = fused(parts.down)
 
     @property
     def matrices(self) -> list[Matrix]:

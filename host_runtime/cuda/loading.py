@@ -10,6 +10,7 @@ import torch
 
 from host_runtime.config import load_config, load_generation_config
 from host_runtime.cuda.capability import check_gpu
+from host_runtime.cuda.host_file import HostFileWeights
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.cuda.model import GpuModel
 from host_runtime.cuda.weights import CheckpointWeights
@@ -25,11 +26,13 @@ def load_gpu_model(
     routed_experts: Literal["local", "remote"],
     positions: int,
     cache_dtype: torch.dtype = torch.bfloat16,
+    host_weights: Path | None = None,
 ) -> tuple[GpuModel, LocalExperts | None]:
     """Load the host's part on the first card; local experts stay on the CPU.
 
     positions: cache rows for all sequences together. cache_dtype float32 repeats the CPU path's
-    arithmetic. Raises GpuUnavailableError (no card, too little memory), WeightsError.
+    arithmetic. host_weights: the folder of an export (host_file.py), read in one go in place of the
+    checkpoint's many files. Raises GpuUnavailableError (no card, too little memory), WeightsError.
     """
     capability = check_gpu()
     config = load_config(model_dir)
@@ -38,11 +41,16 @@ def load_gpu_model(
     plan.require(capability.free_bytes)
     generation = load_generation_config(model_dir, config)
     checkpoint = Checkpoint(model_dir)
-    source = CheckpointWeights(checkpoint, torch.device("cuda", 0), fp8=config.fp8)
-    model = GpuModel(config, generation, source, positions=positions, cache_dtype=cache_dtype)
-    for layer in config.moe_layers:
-        source.leave(f"model.layers.{layer}.mlp.experts.")
-    source.finish()
+    card = torch.device("cuda", 0)
+    if host_weights is not None:
+        exported = HostFileWeights(host_weights, model_dir, card)
+        model = GpuModel(config, generation, exported, positions=positions, cache_dtype=cache_dtype)
+    else:
+        source = CheckpointWeights(checkpoint, card, fp8=config.fp8)
+        model = GpuModel(config, generation, source, positions=positions, cache_dtype=cache_dtype)
+        for layer in config.moe_layers:
+            source.leave(f"model.layers.{layer}.mlp.experts.")
+        source.finish()
     local = None
     if routed_experts == "local":
         cpu = WeightSource(checkpoint, torch.device("cpu"), fp8=config.fp8)

@@ -17,15 +17,17 @@ from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.cuda.lane import Lane, Mailbox, Widths
 from host_runtime.cuda.layer import GpuLayer, wide_linear
 from host_runtime.cuda.link import CallLink
+from host_runtime.cuda.parts import ends, mtp_parts
 from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
-from host_runtime.cuda.weights import GpuWeights, Part
+from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
-from host_runtime.ops.gpu.linear import Matrix, linear
+from host_runtime.ops.gpu.linear import linear
 from host_runtime.ops.gpu.mailbox import ANSWERED, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm, embed_norm
 from host_runtime.ops.gpu.router import RouteCall, route
 from host_runtime.ops.gpu.sample import greedy
+from host_runtime.ops.matrix import Matrix
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_frequencies
 
@@ -51,17 +53,18 @@ class GpuMtp:
         self, source: GpuWeights, config: ModelConfig, embedding: torch.Tensor, head: Matrix
     ) -> None:
         assert config.mtp_layer is not None
-        prefix, hidden = f"model.layers.{config.mtp_layer}.", config.hidden_size
-        copy = source.table(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
+        parts = mtp_parts(config)
+        table = parts.embedding
+        copy = source.table(table.name, table.rows, table.columns)
         self.embedding = embedding if torch.equal(copy, embedding) else copy
-        own, _ = source.fused([Part(f"{prefix}shared_head.head.weight", config.vocab_size)], hidden)
+        own, _ = source.fused(parts.head.parts, parts.head.columns)
         self.head = head if torch.equal(own.plain, head.plain) else own
         del copy, own
-        self.embedding_norm = source.vector(f"{prefix}enorm.weight", hidden)
-        self.hidden_norm = source.vector(f"{prefix}hnorm.weight", hidden)
-        self.eh_proj, _ = source.fused([Part(f"{prefix}eh_proj.weight", hidden)], 2 * hidden)
+        self.embedding_norm = source.vector(parts.embedding_norm.name, parts.embedding_norm.size)
+        self.hidden_norm = source.vector(parts.hidden_norm.name, parts.hidden_norm.size)
+        self.eh_proj, _ = source.fused(parts.eh_proj.parts, parts.eh_proj.columns)
         self.layer = GpuLayer(source, config.mtp_layer, config)
-        self.head_norm = source.vector(f"{prefix}shared_head.norm.weight", hidden)
+        self.head_norm = source.vector(parts.head_norm.name, parts.head_norm.size)
 
 
 class GpuModel:
@@ -78,11 +81,11 @@ class GpuModel:
     ) -> None:
         self.config, self.generation, self.device = config, generation, torch.device("cpu")
         self.card = source.device
-        vocabulary, hidden = config.vocab_size, config.hidden_size
-        self.embedding = source.table("model.embed_tokens.weight", vocabulary, hidden)
+        table, norm, head = ends(config)
+        self.embedding = source.table(table.name, table.rows, table.columns)
         self.layers = [GpuLayer(source, i, config) for i in range(config.num_hidden_layers)]
-        self.norm = source.vector("model.norm.weight", hidden)
-        self.head, _ = source.fused([Part("lm_head.weight", vocabulary)], hidden)
+        self.norm = source.vector(norm.name, norm.size)
+        self.head, _ = source.fused(head.parts, head.columns)
         self.mtp: GpuMtp | None = None
         if config.mtp_layer is not None:
             self.mtp = GpuMtp(source, config, self.embedding, self.head)

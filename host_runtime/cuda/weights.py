@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from host_runtime.config import FP8_BLOCK
+from host_runtime.cuda.parts import Part
 from host_runtime.errors import WeightsError
-from host_runtime.ops.gpu.linear import Matrix
+from host_runtime.ops.matrix import Matrix
 from host_runtime.weights import Checkpoint, WeightSource
 from host_runtime.weights.source import SCALE_SUFFIX
-
-
-@dataclass(frozen=True)
-class Part:
-    """One tensor [rows, columns] of a fused matrix."""
-
-    name: str
-    rows: int
 
 
 class GpuWeights(Protocol):

@@ -35,7 +35,7 @@ def run_attention(
     query: torch.Tensor, cache: torch.Tensor, context: int, selected: torch.Tensor | None
 ) -> torch.Tensor:
     from host_runtime.ops.gpu.attend import SPLITS, attend, merge_values
-    from host_runtime.ops.gpu.linear import Matrix
+    from host_runtime.ops.matrix import Matrix
 
     parts = torch.full((SPLITS, HEADS, LATENT), torch.nan, device=DEVICE)
     sums = torch.full((SPLITS, HEADS, 2), torch.nan, device=DEVICE)
@@ -123,8 +123,8 @@ def test_choice_with_equal_scores() -> None:
 
 
 def test_prepare_equals_reference() -> None:
-    from host_runtime.ops.gpu.linear import Matrix
     from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
+    from host_runtime.ops.matrix import Matrix
 
     index_heads, size, position = 20, 128, 6
     sizes = PrepareSizes(

@@ -18,7 +18,7 @@ SHAPES = (V32 + SMALL) if HAS_CUDA else SMALL
 
 
 def build(seed: int, rows: int, columns: int, plain: int) -> tuple[Any, torch.Tensor]:
-    from host_runtime.ops.gpu.linear import Matrix
+    from host_runtime.ops.matrix import Matrix
 
     codes, scale, meant = fp8(seed, rows, columns)
     extra = normal(seed + 2, plain, columns).to(torch.bfloat16)
@@ -78,7 +78,8 @@ def test_rows_do_not_depend_on_each_other(shape: tuple[int, int, int]) -> None:
 
 
 def test_every_code_is_decoded_exactly() -> None:
-    from host_runtime.ops.gpu.linear import Matrix, linear
+    from host_runtime.ops.gpu.linear import linear
+    from host_runtime.ops.matrix import Matrix
 
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
     codes = torch.where(codes % 128 == 127, 0, codes).to(torch.uint8)  # the two NaN

@@ -127,3 +127,22 @@ def test_too_large_a_sequence_is_refused_with_numbers() -> None:
     assert "of 4096 cache rows" in str(last.error)
     del held
     assert answers(Engine(gpu, experts), PROMPTS[:1])[0][0] == PROMPTS[0]["greedy_ids"]
+
+
+def test_an_exported_file_gives_the_same_tokens(tmp_path: Path) -> None:
+    """Loaded by one read of the export (cuda/host_file.py): the reference's tokens again."""
+    from host_runtime.cuda.host_file import write_host_file
+    from host_runtime.cuda.loading import load_gpu_model
+
+    write_host_file(DUCKLET, tmp_path)
+    gpu, _ = load_gpu_model(
+        DUCKLET,
+        routed_experts="remote",
+        positions=1024,
+        cache_dtype=torch.float32,
+        host_weights=tmp_path,
+    )
+    _, experts = model()
+    ((tokens, _),) = answers(Engine(gpu, experts, mtp=True), PROMPTS[:1])
+    assert tokens == PROMPTS[0]["greedy_ids"]
+    gpu.close()

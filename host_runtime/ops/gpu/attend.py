@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from host_runtime.ops.gpu.linear import Matrix
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -23,6 +22,7 @@ from host_runtime.ops.gpu.support import (
     power_of_two,
     require,
 )
+from host_runtime.ops.matrix import Matrix
 
 SPLITS = 16
 _HEADS = 16  # per program

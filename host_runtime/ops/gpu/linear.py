@@ -25,6 +25,7 @@ from host_runtime.ops.gpu.support import (
     require,
     split_bf16,
 )
+from host_runtime.ops.matrix import Matrix
 
 GEMV_ROWS_MAX = 2
 Prologue = Literal["none", "norm", "silu"]
@@ -52,31 +53,6 @@ def _gemv_shape(rows: int, columns: int) -> _GemvShape:
     if columns <= 2048:
         return _GemvShape(8, 1, 2, 2) if rows > 16384 else _GemvShape(8, 4, 2, 2)
     return _GemvShape(4, 4, 8, 1) if rows <= 3000 else _GemvShape(2, 4, 4, 2)
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Rows of FP8 codes with block scales, then rows of plain weights; either part may be empty.
-
-    codes uint8 [N8, K] with scale float32 [ceil(N8/128), ceil(K/128)]; plain bf16 or float32
-    [NP, K]. Both parts see the same input and write one output [M, N8 + NP].
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    plain: torch.Tensor
-
-    @property
-    def rows(self) -> int:
-        return self.codes.shape[0] + self.plain.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return self.codes.shape[1]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(part.nbytes for part in (self.codes, self.scale, self.plain))
 
 
 def linear(

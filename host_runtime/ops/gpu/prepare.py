@@ -18,7 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from host_runtime.ops.gpu.linear import Matrix
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -27,6 +26,7 @@ from host_runtime.ops.gpu.support import (
     power_of_two,
     split_bf16,
 )
+from host_runtime.ops.matrix import Matrix
 
 _INDEX_HEADS = 16  # per program: the least rows of a matrix unit
 

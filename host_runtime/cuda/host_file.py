@@ -1,0 +1,271 @@
+"""The host's weights in one file, in the layout of the card: exported once, loaded by one read.
+
+host.bin    every array of cuda/parts.py, each at a multiple of ALIGN, in that order
+host.json   schema, digest of the model's config, and each request's arrays (dtype, shape, offset)
+
+A checkpoint's tensors lie in 163 files and are fused on loading; here that is done. Both files are
+written beside the target, synced and renamed, the index last: what has an index is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from host_runtime.config import ModelConfig, load_config
+from host_runtime.cuda.parts import Fused, Part, Table, Vector, everything
+from host_runtime.cuda.weights import CheckpointWeights
+from host_runtime.errors import WeightsError
+from host_runtime.ops.matrix import Matrix
+from host_runtime.weights import Checkpoint
+
+SCHEMA_VERSION = 1
+ALIGN = 256  # of arrays: beyond what any load of the card wants
+INDEX_NAME, DATA_NAME = "host.json", "host.bin"
+INDEX_BYTES_MAX = 64 << 20
+HASH_BYTES = 16 << 20
+DTYPES = {
+    "uint8": torch.uint8,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+AGAIN = "export it again: duckctl shard-weights MODEL ... --host-weights"
+
+
+def key_of(request: Table | Vector | Fused) -> str:
+    """The name of a request in the index."""
+    if isinstance(request, Fused):
+        return "+".join(part.name for part in request.parts)
+    return request.name
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def write_host_file(
+    model_dir: Path, folder: Path, progress: Callable[[int, int], None] = lambda _done, _all: None
+) -> Path:
+    """Exports the host's part of a checkpoint; returns the index. Raises WeightsError, OSError.
+
+    Needs no card, and at any time the memory of one fused matrix and its parts.
+    """
+    config = load_config(model_dir)
+    checkpoint = Checkpoint(model_dir)
+    source = CheckpointWeights(checkpoint, torch.device("cpu"), fp8=config.fp8)
+    folder.mkdir(parents=True, exist_ok=True)
+    requests = list(everything(config))
+    part = folder / f".{DATA_NAME}.part"
+    with part.open("wb") as file:
+        writer = _Writer(file)
+        for number, request in enumerate(requests):
+            writer.add(request, source)
+            progress(number + 1, len(requests))
+        file.flush()
+        os.fsync(file.fileno())
+    for layer in config.moe_layers:
+        source.leave(f"model.layers.{layer}.mlp.experts.")
+    source.finish()
+    part.replace(folder / DATA_NAME)
+    index = {
+        "schema_version": SCHEMA_VERSION,
+        "config_sha256": config_digest(model_dir),
+        "bytes": writer.offset,
+        "sha256": writer.digest.hexdigest(),
+        "arrays": writer.index,
+    }
+    return _write_index(folder, index)
+
+
+def config_digest(model_dir: Path) -> str:
+    """Tells models and revisions apart, as weight caches do."""
+    return hashlib.sha256((model_dir / "config.json").read_bytes()).hexdigest()
+
+
+class _Writer:
+    """Appends arrays to a file and remembers where they are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.offset = 0
+        self.digest = hashlib.sha256()
+        self.index: dict[str, dict[str, Any]] = {}
+
+    def add(self, request: Table | Vector | Fused, source: CheckpointWeights) -> None:
+        entry: dict[str, Any]
+        if isinstance(request, Fused):
+            matrix, starts = source.fused(request.parts, request.columns)
+            entry = {
+                "codes": self._array(matrix.codes),
+                "scale": self._array(matrix.scale),
+                "plain": self._array(matrix.plain),
+                "starts": starts,
+            }
+        elif isinstance(request, Table):
+            table = source.table(request.name, request.rows, request.columns)
+            entry = {"table": self._array(table)}
+        else:
+            entry = {"vector": self._array(source.vector(request.name, request.size))}
+        self.index[key_of(request)] = entry
+
+    def _array(self, tensor: torch.Tensor) -> dict[str, Any]:
+        tensor = tensor.contiguous()
+        place = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "offset": self.offset,
+        }
+        if tensor.numel():
+            self._bytes(tensor.view(torch.uint8).reshape(-1).numpy().data)
+        self._bytes(memoryview(bytes(-self.offset % ALIGN)))
+        return place
+
+    def _bytes(self, data: memoryview) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.offset += len(data)
+
+
+def _write_index(folder: Path, index: dict[str, Any]) -> Path:
+    target = folder / INDEX_NAME
+    part = folder / f".{INDEX_NAME}.part"
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(index, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(target)
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return target
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Index:
+    config_sha256: str
+    bytes: int
+    sha256: str
+    arrays: dict[str, dict[str, Any]]
+
+
+class HostFileWeights:
+    """cuda.weights.GpuWeights of an exported file: all arrays are views of one buffer.
+
+    The file is read into host memory once, compared with its digest, and copied to the device.
+    """
+
+    def __init__(self, folder: Path, model_dir: Path, device: torch.device) -> None:
+        self.device = device
+        self._folder = folder
+        index = _read_index(folder)
+        if index.config_sha256 != config_digest(model_dir):
+            raise WeightsError(f"{folder} holds the weights of another model or revision", AGAIN)
+        self._arrays = index.arrays
+        self._config = load_config(model_dir)
+        self._require_all(self._config)
+        self._buffer = _read_data(folder / DATA_NAME, index).to(device)
+
+    def fused(self, parts: Sequence[Part], columns: int) -> tuple[Matrix, list[int]]:
+        """See GpuWeights."""
+        entry = self._entry(key_of(Fused(tuple(parts), columns)))
+        matrix = Matrix(*(self._view(entry[name]) for name in ("codes", "scale", "plain")))
+        if matrix.columns != columns:
+            raise self._damaged(f"{parts[0].name} has {matrix.columns} columns, not {columns}")
+        return matrix, [int(start) for start in entry["starts"]]
+
+    def table(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        """See GpuWeights."""
+        return self._shaped(name, "table", (rows, columns))
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """See GpuWeights."""
+        return self._shaped(name, "vector", (size,))
+
+    def _shaped(self, name: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self._view(self._entry(name)[kind])
+        if tuple(tensor.shape) != shape:
+            raise self._damaged(f"{name} has shape {list(tensor.shape)}, not {list(shape)}")
+        return tensor
+
+    def _entry(self, key: str) -> dict[str, Any]:
+        entry = self._arrays.get(key)
+        if entry is None:
+            raise self._damaged(f"'{key}' is missing")
+        return entry
+
+    def _view(self, place: dict[str, Any]) -> torch.Tensor:
+        try:
+            dtype, shape = DTYPES[place["dtype"]], tuple(int(size) for size in place["shape"])
+            begin = int(place["offset"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"an array's place is no place: {error}") from error
+        count = 1
+        for size in shape:
+            count *= size
+        end = begin + count * dtype.itemsize
+        if begin < 0 or begin % ALIGN or count < 0 or end > self._buffer.numel():
+            raise self._damaged(f"an array lies at {begin} to {end}")
+        return self._buffer[begin:end].view(dtype).view(shape)
+
+    def _require_all(self, config: ModelConfig) -> None:
+        missing = [key_of(r) for r in everything(config) if key_of(r) not in self._arrays]
+        if missing:
+            raise self._damaged(f"'{missing[0]}' is missing")
+
+    def _damaged(self, what: str) -> WeightsError:
+        return WeightsError(f"{self._folder / INDEX_NAME}: {what}", AGAIN)
+
+
+def _read_index(folder: Path) -> _Index:
+    path = folder / INDEX_NAME
+    try:
+        if path.stat().st_size > INDEX_BYTES_MAX:
+            raise ValueError(f"larger than {INDEX_BYTES_MAX} bytes")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema_version {document['schema_version']}")
+        return _Index(
+            str(document["config_sha256"]),
+            int(document["bytes"]),
+            str(document["sha256"]),
+            dict(document["arrays"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"{path} cannot be used: {error}", AGAIN) from error
+
+
+def _read_data(path: Path, index: _Index) -> torch.Tensor:
+    """All bytes in one go, with the digest checked; pinned where there is a card to copy to."""
+    try:
+        size = path.stat().st_size
+        if size != index.bytes:
+            raise WeightsError(f"{path} has {size} bytes, expected {index.bytes}", AGAIN)
+        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        view = buffer.numpy().data
+        with path.open("rb", buffering=0) as file:
+            done = 0
+            while done < size:
+                got = file.readinto(view[done:])
+                if not got:
+                    raise WeightsError(f"{path} ends at byte {done} of {size}", AGAIN)
+                done += got
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
+    digest = hashlib.sha256()
+    for begin in range(0, size, HASH_BYTES):
+        digest.update(view[begin : begin + HASH_BYTES])
+    if digest.hexdigest() != index.sha256:
+        raise WeightsError(f"{path} does not have the digest of its index", AGAIN)
+    return buffer

@@ -1,0 +1,138 @@
+"""The exported host weights equal the checkpoint's, whole or not at all, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from host_runtime.config import load_config
+from host_runtime.cuda.host_file import (
+    DATA_NAME,
+    INDEX_NAME,
+    HostFileWeights,
+    key_of,
+    write_host_file,
+)
+from host_runtime.cuda.parts import Fused, Table, everything
+from host_runtime.cuda.weights import CheckpointWeights
+from host_runtime.errors import WeightsError
+from host_runtime.weights import Checkpoint
+
+DUCKLET = Path(__file__).parents[2] / "duckctl" / "models" / "ducklet"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("host") / "weights"
+    write_host_file(DUCKLET, folder)
+    return folder
+
+
+def copy_of(exported: Path, folder: Path) -> Path:
+    for name in (INDEX_NAME, DATA_NAME):
+        (folder / name).write_bytes((exported / name).read_bytes())
+    return folder
+
+
+def test_every_array_equals_the_checkpoints(exported: Path) -> None:
+    """Each request gives the same bits, types and row starts from the file as from the model."""
+    config = load_config(DUCKLET)
+    file = HostFileWeights(exported, DUCKLET, CPU)
+    source = CheckpointWeights(Checkpoint(DUCKLET), CPU, fp8=config.fp8)
+    seen = set()
+    for request in everything(config):
+        assert key_of(request) not in seen
+        seen.add(key_of(request))
+        if isinstance(request, Fused):
+            found, starts = file.fused(request.parts, request.columns)
+            expected, expected_starts = source.fused(request.parts, request.columns)
+            assert starts == expected_starts
+            pairs = [
+                (found.codes, expected.codes),
+                (found.scale, expected.scale),
+                (found.plain, expected.plain),
+            ]
+        elif isinstance(request, Table):
+            shape = (request.name, request.rows, request.columns)
+            pairs = [(file.table(*shape), source.table(*shape))]
+        else:
+            size = (request.name, request.size)
+            pairs = [(file.vector(*size), source.vector(*size))]
+        for mine, theirs in pairs:
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs)
+    for layer in config.moe_layers:
+        source.leave(f"model.layers.{layer}.mlp.experts.")
+    source.finish()  # nothing of the host's part is left out
+
+
+def test_two_exports_are_equal_and_leave_nothing_behind(exported: Path, tmp_path: Path) -> None:
+    """The command writes the same bytes; only the two files are in the folder."""
+    command = [sys.executable, "-m", "host_runtime.cuda.export", str(DUCKLET), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == str(tmp_path / INDEX_NAME)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [DATA_NAME, INDEX_NAME]
+    assert (tmp_path / DATA_NAME).read_bytes() == (exported / DATA_NAME).read_bytes()
+    assert (tmp_path / INDEX_NAME).read_bytes() == (exported / INDEX_NAME).read_bytes()
+
+
+def test_an_export_that_was_cut_off_is_none(exported: Path, tmp_path: Path) -> None:
+    """Data without an index, as a kill leaves it: not used, and mended by the next export."""
+    (tmp_path / f".{DATA_NAME}.part").write_bytes(b"half")
+    with pytest.raises(WeightsError, match=r"host\.json cannot be used"):
+        HostFileWeights(tmp_path, DUCKLET, CPU)
+    write_host_file(DUCKLET, tmp_path)
+    HostFileWeights(tmp_path, DUCKLET, CPU)
+
+
+def change(index: dict[str, Any], key: str, **fields: Any) -> None:
+    next(iter(index["arrays"][key].values())).update(fields)
+
+
+NORM = "model.norm.weight"
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "version": (lambda index: index.update(schema_version=2), "schema_version 2"),
+    "another model": (lambda index: index.update(config_sha256="0" * 64), "another model"),
+    "missing": (lambda index: index["arrays"].pop(NORM), f"'{NORM}' is missing"),
+    "beyond the end": (lambda index: change(index, NORM, offset=1 << 40), "an array lies at"),
+    "not aligned": (lambda index: change(index, NORM, offset=1), "an array lies at 1"),
+    "negative": (lambda index: change(index, NORM, shape=[-4]), "an array lies at"),
+    "type": (lambda index: change(index, NORM, dtype="int4"), "no place"),
+    "shape": (lambda index: change(index, NORM, shape=[1]), "has shape"),
+    "size": (lambda index: index.update(bytes=5), "expected 5"),
+    "digest": (lambda index: index.update(sha256="0" * 64), "digest"),
+    "no numbers": (lambda index: index.update(bytes="many"), "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_index_is_named(exported: Path, tmp_path: Path, damage: str) -> None:
+    """Each kind with its own words, and never an array of wrong bytes."""
+    folder = copy_of(exported, tmp_path)
+    index = json.loads((folder / INDEX_NAME).read_text())
+    alter, words = DAMAGES[damage]
+    alter(index)
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=words):
+        HostFileWeights(folder, DUCKLET, CPU).vector(NORM, load_config(DUCKLET).hidden_size)
+
+
+def test_a_flipped_bit_and_a_short_file_are_named(exported: Path, tmp_path: Path) -> None:
+    """The digest covers every byte."""
+    folder = copy_of(exported, tmp_path)
+    data = bytearray((folder / DATA_NAME).read_bytes())
+    data[len(data) // 3] ^= 4
+    (folder / DATA_NAME).write_bytes(data)
+    with pytest.raises(WeightsError, match="digest of its index"):
+        HostFileWeights(folder, DUCKLET, CPU)
+    (folder / DATA_NAME).write_bytes(data[:-1])
+    with pytest.raises(WeightsError, match=f"has {len(data) - 1} bytes, expected {len(data)}"):
+        HostFileWeights(folder, DUCKLET, CPU)
