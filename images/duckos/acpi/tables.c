@@ -13,7 +13,7 @@ static uint64_t read_64(const uint8_t *at) {
     return (uint64_t)read_32(at) | (uint64_t)read_32(at + 4) << 32;
 }
 
-bool acpi_checksum_right(const uint8_t *table, size_t bytes) {
+static bool checksum_right(const uint8_t *table, size_t bytes) {
     uint8_t sum = 0;
     for (size_t i = 0; i < bytes; i++) sum = (uint8_t)(sum + table[i]);
     return sum == 0;
@@ -27,16 +27,16 @@ uint32_t acpi_table_bytes(const uint8_t header[ACPI_HEADER_BYTES]) {
 bool acpi_read_root(const uint8_t *bytes, size_t room, uint64_t *xsdt, uint64_t *rsdt) {
     const size_t old_bytes = 20, new_bytes = 36;
     if (room < old_bytes || memcmp(bytes, "RSD PTR ", 8) != 0) return false;
-    if (!acpi_checksum_right(bytes, old_bytes)) return false;
+    if (!checksum_right(bytes, old_bytes)) return false;
     *rsdt = read_32(bytes + 16);
     *xsdt = 0;
     bool is_new = bytes[15] >= 2 && room >= new_bytes && read_32(bytes + 20) >= new_bytes;
-    if (is_new && acpi_checksum_right(bytes, new_bytes)) *xsdt = read_64(bytes + 24);
+    if (is_new && checksum_right(bytes, new_bytes)) *xsdt = read_64(bytes + 24);
     return *xsdt != 0 || *rsdt != 0;
 }
 
 uint32_t acpi_read_list(const uint8_t *table, size_t bytes, uint64_t *out, uint32_t out_max) {
-    if (bytes < ACPI_HEADER_BYTES || !acpi_checksum_right(table, bytes)) return 0;
+    if (bytes < ACPI_HEADER_BYTES || !checksum_right(table, bytes)) return 0;
     bool wide = memcmp(table, "XSDT", 4) == 0;
     if (!wide && memcmp(table, "RSDT", 4) != 0) return 0;
     size_t step = wide ? 8 : 4;
@@ -208,7 +208,7 @@ static bool read_dsdt(const uint8_t *table, size_t bytes, struct acpi_facts *fac
 }
 
 bool acpi_read_table(const uint8_t *table, size_t bytes, struct acpi_facts *facts) {
-    if (bytes < ACPI_HEADER_BYTES || !acpi_checksum_right(table, bytes)) return false;
+    if (bytes < ACPI_HEADER_BYTES || !checksum_right(table, bytes)) return false;
     if (memcmp(table, "APIC", 4) == 0) return read_madt(table, bytes, facts);
     if (memcmp(table, "HPET", 4) == 0) return read_hpet(table, bytes, facts);
     if (memcmp(table, "MCFG", 4) == 0) return read_mcfg(table, bytes, facts);

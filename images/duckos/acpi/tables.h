@@ -57,7 +57,6 @@ bool acpi_read_root(const uint8_t *bytes, size_t room, uint64_t *xsdt, uint64_t 
 
 /* Length of a table from its header, or 0 when the header can't be right. */
 uint32_t acpi_table_bytes(const uint8_t header[ACPI_HEADER_BYTES]);
-bool acpi_checksum_right(const uint8_t *table, size_t bytes);
 
 /* Physical addresses of the tables that an RSDT or XSDT lists: returns their count. */
 uint32_t acpi_read_list(const uint8_t *table, size_t bytes, uint64_t *out, uint32_t out_max);

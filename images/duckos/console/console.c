@@ -97,5 +97,4 @@ size_t console_tail(char *out, size_t room) {
     return bytes;
 }
 
-void console_screen_off(void) { screen_off(); }
 void console_break_lock(void) { lock_break(&lock); }

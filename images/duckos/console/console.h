@@ -25,8 +25,6 @@ void console_follow(void (*follower)(const char *line, size_t bytes));
 /* The newest `room` bytes at most, whole lines, not zero-terminated; returns the bytes copied. */
 size_t console_tail(char *out, size_t room);
 
-void console_screen_off(void); /* the screen costs time per line: off when the duck serves */
-
 /* For panics: take the console from whoever holds its lock. */
 void console_break_lock(void);
 

@@ -25,7 +25,8 @@ void screen_init(const struct handover_screen *from) {
     screen.rows = from->text ? from->height : from->height / CELL_HEIGHT;
     screen.pitch_bytes = from->pitch_bytes;
     if (screen.columns == 0 || screen.rows == 0 || screen.columns > COLUMNS_MAX) return;
-    screen.memory = memory_map_device(from->address, (uint64_t)from->pitch_bytes * from->height);
+    screen.memory =
+        memory_map_frame_buffer(from->address, (uint64_t)from->pitch_bytes * from->height);
 }
 
 void screen_off(void) { screen.memory = NULL; }

@@ -49,12 +49,17 @@ static bool bit(uint32_t word, uint32_t index) { return (word >> index & 1u) != 
 
 bool cpu_has_1g_pages(void) { return bit(cpuid(0x80000001, 0).d, 26); }
 
+/* SDM volume 3, 12.12.2: what PWT and PCD in an entry mean, a byte each. As after power-on (WB, WT,
+ * UC-, UC, ...), but PWT alone is write-combining. */
+#define PAT_WITH_COMBINING 0x0007040600070106ull
+
 void cpu_allow_page_rights(void) {
     uint64_t cr0, cr4;
     /* Without PGE, loading CR3 forgets the firmware's global pages, too. */
     __asm__ volatile("movq %%cr4, %0" : "=r"(cr4));
     __asm__ volatile("movq %0, %%cr4" ::"r"(cr4 & ~CR4_GLOBAL));
     msr_write(MSR_EFER, msr_read(MSR_EFER) | EFER_NO_EXECUTE);
+    msr_write(MSR_PAT, PAT_WITH_COMBINING);
     __asm__ volatile("movq %%cr0, %0" : "=r"(cr0));
     __asm__ volatile("movq %0, %%cr0" ::"r"(cr0 | CR0_WRITE_PROTECT));
 }
@@ -104,7 +109,6 @@ static void read_features(void) {
         features.invariant_tsc = bit(cpuid(0x80000007, 0).d, 8);
     features.thermal_sensor = bit(power.a, 0);
     features.hwp = bit(power.a, 7);
-    features.aperf = bit(power.c, 0);
 }
 
 static void set_control_registers(void) {
@@ -124,6 +128,7 @@ static void set_control_registers(void) {
 }
 
 void cpu_init_this(uint32_t core) {
+    msr_write(MSR_PAT, PAT_WITH_COMBINING);
     set_control_registers();
     segments_load(core);
     trap_load();

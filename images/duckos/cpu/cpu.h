@@ -26,7 +26,7 @@ struct cpu_features {
     char model[49];
     bool avx, avx2, fma, f16c, bmi2, aes, pclmul, vnni; /* usable: CPU and XCR0 */
     bool page_1g, smep, smap, umip, invariant_tsc, tsc_deadline, rdrand, rdseed, x2apic;
-    bool thermal_sensor, hwp, aperf;
+    bool thermal_sensor, hwp;
     uint32_t state_bytes; /* XSAVE area for XCR0 = 7 */
 };
 
@@ -62,17 +62,12 @@ void cpu_halt_others(void); /* panic: NMI, they never run again */
 
 /* Before paging: what page tables may use. */
 bool cpu_has_1g_pages(void);
-void cpu_allow_page_rights(void); /* NX and write protection */
+void cpu_allow_page_rights(void); /* NX, write protection, write-combining */
 /* For memory/paging.c: this core's page tables, and forgetting one page of them. */
 void cpu_use_tables(uint64_t root);
 void cpu_flush_page(uint64_t virtual);
 
 /* ---- around ring 3 --------------------------------------------------------------------------- */
-/* Where the next trap from ring 3 on this core puts its frame (TSS.RSP0). At start: a trap stack
- * with a guard page, CPU_TRAP_STACK_BYTES; cpu_trap_stack() is its top. */
-void cpu_set_trap_stack(void *top);
-void *cpu_trap_stack(void);
-
 /* Vector state: `area` is 64-byte aligned, cpu_features()->state_bytes long. All code of duckos is
  * compiled for general registers only, but BearSSL (core 0) uses SSE. */
 void cpu_state_save(void *area);
@@ -86,7 +81,5 @@ void cpu_restore_fs(void);
 /* ---- sensors, where the silicon has them ----------------------------------------------------- */
 /* Package temperature in millidegrees Celsius; INT32_MIN = no sensor (QEMU has none). */
 int32_t cpu_temperature_mc(void);
-/* Clock over the time since the last call on this core, from APERF/MPERF; 0 = can't be known. */
-uint64_t cpu_clock_hz(void);
 
 #endif

@@ -8,7 +8,6 @@
 #include "cpu/cpu.h"
 #include "cpu/inside.h"
 #include "cpu/msr.h"
-#include "time/timer.h"
 
 #define READING_VALID (1ull << 31)
 #define NO_SENSOR INT32_MIN
@@ -16,25 +15,11 @@
 #define PERFORMANCE_MAX_PREFERENCE 0ull /* HWP request bits 24..31: 0 = performance */
 
 static uint64_t throttle_celsius; /* TjMax: the sensor counts down from it; 0 = unknown */
-static struct {
-    uint64_t mperf, aperf;
-} last[CPU_MAX];
-
 int32_t cpu_temperature_mc(void) {
     uint64_t status;
     if (throttle_celsius == 0 || !msr_try_read(MSR_THERM_STATUS, &status)) return NO_SENSOR;
     if ((status & READING_VALID) == 0) return NO_SENSOR;
     return ((int32_t)throttle_celsius - (int32_t)(status >> 16 & 0x7f)) * 1000;
-}
-
-uint64_t cpu_clock_hz(void) {
-    uint64_t mperf, aperf, core = cpu_index();
-    if (!cpu_features()->aperf) return 0;
-    if (!msr_try_read(MSR_MPERF, &mperf) || !msr_try_read(MSR_APERF, &aperf)) return 0;
-    uint64_t base = mperf - last[core].mperf, actual = aperf - last[core].aperf;
-    last[core].mperf = mperf;
-    last[core].aperf = aperf;
-    return base < 1000 ? 0 : timer_tsc_hz() / 1000 * (actual / (base / 1000));
 }
 
 /* Highest performance, all the time: the firmware's default may be the base clock. */

@@ -31,13 +31,11 @@ static uint64_t gdt[CPU_FIRST_TSS / 8 + 2 * CPU_MAX] = {
     [CPU_USER_CODE / 8] = SEGMENT_USER_CODE,
 };
 static struct tss tss[CPU_MAX];
-static void *trap_stack[CPU_MAX];
 
 void segments_init(uint32_t core) {
     struct tss *its = &tss[core];
     uint64_t base = (uint64_t)its, limit = sizeof *its - 1;
-    trap_stack[core] = memory_take_stack(CPU_TRAP_STACK_BYTES);
-    its->rsp[0] = (uint64_t)trap_stack[core];
+    its->rsp[0] = (uint64_t)memory_take_stack(CPU_TRAP_STACK_BYTES);
     for (uint32_t i = 0; i < IST_COUNT; i++)
         its->ist[i] = (uint64_t)memory_take_stack(CPU_TRAP_STACK_BYTES);
     its->io_map = sizeof *its;
@@ -71,6 +69,3 @@ void segments_load(uint32_t core) {
                        "r"((uint16_t)(CPU_FIRST_TSS + 16 * core))
                      : "rax", "memory");
 }
-
-void cpu_set_trap_stack(void *top) { tss[cpu_index()].rsp[0] = (uint64_t)top; }
-void *cpu_trap_stack(void) { return trap_stack[cpu_index()]; }

@@ -125,8 +125,8 @@ void memory_init(void) {
         panic("memory: the first page of the image can't be unmapped");
     klog("memory: %zu MB usable; window %zu MB (%zu contiguous, %u parts, %s pages), arena %zu MB",
          (size_t)(plan.usable_bytes >> 20), (size_t)(plan.window_bytes >> 20),
-         (size_t)(plan.part[0].bytes >> 20), plan.part_count, paging_has_1g() ? "1 GiB" : "2 MiB",
-         (size_t)(plan.arena.bytes >> 20));
+         (size_t)(memory_window_contiguous_bytes() >> 20), plan.part_count,
+         paging_has_1g() ? "1 GiB" : "2 MiB", (size_t)(plan.arena.bytes >> 20));
     if (plan.unused_bytes >> 20 != 0 || handover.usable.dropped + handover.reserved.dropped != 0)
         klog("memory: %zu KB unused; %u ranges of the firmware's map did not fit",
              (size_t)(plan.unused_bytes >> 10),
@@ -165,6 +165,11 @@ volatile void *memory_map_device(uint64_t physical, uint64_t bytes) {
     return (volatile void *)physical;
 }
 
+volatile void *memory_map_frame_buffer(uint64_t physical, uint64_t bytes) {
+    map_identity(physical, bytes, PAGE_WRITE | PAGE_COMBINE);
+    return (volatile void *)physical;
+}
+
 const void *memory_map_firmware(uint64_t physical, uint64_t bytes) {
     map_identity(physical, bytes, PAGE_READ);
     return (const void *)physical;
@@ -193,14 +198,6 @@ enum paging_result memory_map_window(struct paging_space *space, uint64_t virtua
         part_first = part_end;
     }
     return PAGING_OK;
-}
-
-uint64_t memory_physical(const volatile void *pointer) {
-    uint64_t physical;
-    uint32_t flags;
-    if (!paging_look(paging_kernel_space(), (uint64_t)pointer, &physical, &flags))
-        panic("memory: %p is not mapped", (const void *)(uintptr_t)pointer);
-    return physical;
 }
 
 uint8_t *memory_start_page(void) {

@@ -8,7 +8,7 @@
  *           MEMORY_WINDOW with the largest pages possible. The largest physical part comes first;
  *           holes in the physical memory (PCI below 4 GiB, firmware's tables) do not show. The
  *           session carves weights, kernel, calls and scratch out of it. A pointer into the window
- *           is NOT a physical address: ask memory_physical().
+ *           is NOT a physical address.
  *
  * Nothing else is mapped: not page 0, not the image through a second address, not free memory.
  */
@@ -34,6 +34,9 @@ uint8_t *memory_take_stack(size_t bytes);
 /* Device registers, uncached, at their physical address (pointer == physical address). */
 volatile void *memory_map_device(uint64_t physical, uint64_t bytes);
 
+/* The same for pixels: writes may be combined and come late. */
+volatile void *memory_map_frame_buffer(uint64_t physical, uint64_t bytes);
+
 /* Tables of the firmware, read-only, at their physical address. */
 const void *memory_map_firmware(uint64_t physical, uint64_t bytes);
 
@@ -51,9 +54,6 @@ uint64_t memory_window_contiguous_bytes(void); /* of its first part, physically 
  * With virtual == memory_window() + offset, modulo 1 GiB, the pages are as large as they can be. */
 enum paging_result memory_map_window(struct paging_space *space, uint64_t virtual, uint64_t offset,
                                      uint64_t bytes, uint32_t flags);
-
-/* The physical address behind any mapped OS pointer; panics when there is none. */
-uint64_t memory_physical(const volatile void *pointer);
 
 uint64_t memory_total_bytes(void); /* what the firmware reported as usable */
 

@@ -101,6 +101,7 @@ static uint64_t entry_bits(const struct paging_space *space, uint32_t flags) {
     if ((flags & PAGE_EXECUTE) == 0) bits |= ENTRY_NO_EXECUTE;
     if ((flags & PAGE_USER) != 0) bits |= ENTRY_USER;
     if ((flags & PAGE_UNCACHED) != 0) bits |= ENTRY_PCD | ENTRY_PWT;
+    if ((flags & PAGE_COMBINE) != 0) bits |= ENTRY_PWT;
     if (is_kernel(space)) bits |= ENTRY_GLOBAL;
     return bits;
 }
@@ -111,6 +112,7 @@ static uint32_t flags_of(uint64_t entry) {
     if ((entry & ENTRY_NO_EXECUTE) == 0) flags |= PAGE_EXECUTE;
     if ((entry & ENTRY_USER) != 0) flags |= PAGE_USER;
     if ((entry & ENTRY_PCD) != 0) flags |= PAGE_UNCACHED;
+    if ((entry & (ENTRY_PCD | ENTRY_PWT)) == ENTRY_PWT) flags |= PAGE_COMBINE;
     return flags;
 }
 

@@ -24,6 +24,7 @@ enum paging_flags {
     PAGE_EXECUTE = 2, /* never together with PAGE_WRITE: refused */
     PAGE_USER = 4,
     PAGE_UNCACHED = 8,
+    PAGE_COMBINE = 16, /* write-combining: PAT entry 1, see cpu_allow_page_rights */
 };
 
 enum paging_result {

@@ -134,7 +134,6 @@ uint64_t timer_cycles_of_ns(uint64_t ns) { return scaled(ns, cycles_scale); }
 
 uint64_t timer_now_ns(void) { return timer_ns_of_cycles(timer_cycles() - tsc_start); }
 uint64_t timer_tsc_hz(void) { return tsc_hz; }
-const char *timer_source(void) { return source; }
 
 void timer_wait_ns(uint64_t ns) {
     uint64_t start = timer_cycles(), cycles = timer_cycles_of_ns(ns);

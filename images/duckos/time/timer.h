@@ -20,7 +20,6 @@ uint64_t timer_now_ns(void); /* monotonic, since timer_init; the same on all cor
 uint64_t timer_tsc_hz(void);
 uint64_t timer_ns_of_cycles(uint64_t cycles);
 uint64_t timer_cycles_of_ns(uint64_t ns);
-const char *timer_source(void);  /* what the TSC was calibrated against */
 void timer_wait_ns(uint64_t ns); /* spins */
 
 /* One interrupt on this core at or soon after `at_ns` (of timer_now_ns); replaces the one before.
