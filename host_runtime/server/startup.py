@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +83,7 @@ def start_remote_experts(config: RunConfig, model: ModelConfig) -> Experts:
     )
     with step(f"connecting the {len(fleet.ducks)} ducks of {fleet.name} and loading their shards"):
         experts = RemoteExperts(fleet, files.cache, files.kernel, files.library, options)
-        experts.start(_say_bytes)
+        experts.start(LoadTold())
     return experts
 
 
@@ -104,8 +106,25 @@ def _check_cache(cache: CacheConfig, model_dir: Path, model: ModelConfig) -> Non
         )
 
 
-def _say_bytes(done: int, total: int) -> None:
-    say(f"  {done / 2**20:.0f} of {total / 2**20:.0f} MiB loaded")
+class LoadTold:
+    """Tells how a load goes: bytes, their rate, and when it will be done at that rate."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock()
+        if self._first is None:
+            self._first = (now, done)
+        text = f"  {done / 2**20:.0f} of {total / 2**20:.0f} MiB loaded"
+        elapsed_s, moved = now - self._first[0], done - self._first[1]
+        if elapsed_s > 0 and moved > 0:
+            rate = moved / elapsed_s
+            text += f", {rate / 1e6:.0f} MB/s to all ducks"
+            if done < total:
+                text += f", {(total - done) / rate:.0f} s left"
+        say(text)
 
 
 def build_service(config: RunConfig, machinery: Machinery, tokenizer: ChatTokenizer) -> Service:

@@ -135,13 +135,14 @@ def test_an_exported_file_gives_the_same_tokens(tmp_path: Path) -> None:
     from host_runtime.cuda.loading import load_gpu_model
 
     write_host_file(DUCKLET, tmp_path)
-    gpu, _ = load_gpu_model(
+    loaded: tuple[Any, Any] = load_gpu_model(
         DUCKLET,
         routed_experts="remote",
         positions=1024,
         cache_dtype=torch.float32,
         host_weights=tmp_path,
     )
+    gpu, _ = loaded
     _, experts = model()
     ((tokens, _),) = answers(Engine(gpu, experts, mtp=True), PROMPTS[:1])
     assert tokens == PROMPTS[0]["greedy_ids"]
