@@ -7,17 +7,21 @@ import ctypes
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from real_duckd import DuckdProcess, new_key
-from transport_kit import Shelf, call, scale_call, scaled_sum
+from transport_kit import Shelf, call, library, scale_call, scaled_sum
 
 from duckctl.native import native_path
 from host_runtime.transport import Transport
 
+ETHERTYPE_IPV4 = 0x0800
+# A frame must hold the MTU and fit the packet buffers, a block is whole frames and whole pages.
+AF_PACKET = "net_af_packet,iface={nic},framesz=9216,blocksz=36864,framecnt=512"
 CLONE_NEWNET = 0x40000000
 PORT = 7211
 DOMAINS, DUCKS_PER_DOMAIN = 2, 2
@@ -46,6 +50,12 @@ def why_not() -> str:
     return ""
 
 
+def why_not_dpdk() -> str:
+    if not (library().parent / "libduckdpdk.so").exists():
+        return "built without DPDK (libdpdk-dev)"
+    return why_not()
+
+
 class Segments:
     """A switch namespace with one bridge per domain, a host namespace, one per duck.
 
@@ -53,6 +63,7 @@ class Segments:
     """
 
     def __init__(self, mtu: int, domains: int = DOMAINS, *, bare: bool = False) -> None:
+        self.domains = domains
         self._mark = secrets.token_hex(3)
         self._mtu = str(mtu)
         self._names: list[str] = []
@@ -86,12 +97,41 @@ class Segments:
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     @contextlib.contextmanager
+    def captured(self) -> Iterator[list[list[bytes]]]:
+        """The beginnings of the IPv4 frames that pass each domain's bridge, complete at the end."""
+        sniffers = []
+        with self.inside(self.switch):
+            for domain in range(self.domains):
+                sniffer = socket.socket(
+                    socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE_IPV4)
+                )
+                sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+                sniffer.bind((f"br{domain}", ETHERTYPE_IPV4))
+                sniffer.setblocking(False)
+                sniffers.append(sniffer)
+        frames: list[list[bytes]] = [[] for _ in sniffers]
+        try:
+            yield frames
+        finally:
+            for sniffer, found in zip(sniffers, frames, strict=True):
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        found.append(sniffer.recv(64))
+                sniffer.close()
+
+    @contextlib.contextmanager
     def in_host(self) -> Iterator[None]:
         """This thread is in the host's namespace: sockets opened now stay there."""
+        with self.inside(self.host):
+            yield
+
+    @contextlib.contextmanager
+    def inside(self, namespace: str) -> Iterator[None]:
+        """This thread is in a namespace."""
         libc = ctypes.CDLL(None, use_errno=True)
         with (
             Path("/proc/thread-self/ns/net").open() as home,
-            Path(f"/var/run/netns/{self.host}").open() as away,
+            Path(f"/var/run/netns/{namespace}").open() as away,
         ):
             assert libc.setns(away.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
             try:

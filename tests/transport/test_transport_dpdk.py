@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from segments import check_call, running_segments, why_not
+from segments import AF_PACKET, check_call, running_segments, why_not_dpdk
 from transport_kit import OPEN_MS, library, load_all, open_request, wait_until
 
 from host_runtime.transport import (
@@ -18,15 +18,7 @@ from host_runtime.transport import (
     TransportOptions,
 )
 
-# A frame must hold the MTU and fit the packet buffers, a block is whole frames and whole pages.
-AF_PACKET = "net_af_packet,iface={nic},framesz=9216,blocksz=36864,framecnt=512"
 QUICK = TransportOptions(silence_ms=800, ping_ms=100)
-
-
-def why_not_dpdk() -> str:
-    if not (library().parent / "libduckdpdk.so").exists():
-        return "built without DPDK (libdpdk-dev)"
-    return why_not()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,21 @@
+"""Frames of ports on NIC queues: built, parsed, damaged and random ones, under the sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from native_kit import FOLDER, compile_all, link, sanitizer_flags
+
+SEED, SECONDS = 7, 2
+
+
+def test_frames(tmp_path: Path) -> None:
+    """Right ones are read as they were built; no other one is, and none is read beyond its end."""
+    flags = sanitizer_flags("address,undefined")
+    sources = [Path(__file__).with_name("frames.cc"), FOLDER / "dpdk" / "frame.cc"]
+    program = link(tmp_path, "frames", flags, compile_all(sources, tmp_path, flags))
+    command = [str(program), str(SEED), str(SECONDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 10_000
