@@ -22,6 +22,7 @@
 #define NAP_NS_MAX 4000000ull
 #define PANIC_PORT 7212u /* of the host: a text, one datagram */
 #define PANIC_FLUSH_US_MAX 10000u
+#define PANIC_RESOLVE_NS_MAX 100000000ull
 
 static struct duck_core core;
 
@@ -98,8 +99,16 @@ static void send_panic(const char *text, size_t bytes) {
     if (!net_ready() || !options_address("host", address)) return;
     memcpy(&host.address, address, sizeof address);
     if (bytes > NET_UDP_PAYLOAD_BYTES_MAX) bytes = NET_UDP_PAYLOAD_BYTES_MAX;
-    memcpy(net_udp_buffer(), text, bytes);
-    if (net_udp_send(&host, bytes)) net_flush(PANIC_FLUSH_US_MAX);
+    /* A host that has never spoken to us has to be asked for its Ethernet address first. */
+    uint64_t limit = timer_now_ns() + PANIC_RESOLVE_NS_MAX;
+    do {
+        memcpy(net_udp_buffer(), text, bytes);
+        if (net_udp_send(&host, bytes)) {
+            net_flush(PANIC_FLUSH_US_MAX);
+            return;
+        }
+        net_poll(NULL);
+    } while (timer_now_ns() < limit);
 }
 
 static void say_ready(const struct core_config *config) {

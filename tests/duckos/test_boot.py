@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from pathlib import Path
@@ -165,3 +166,25 @@ def test_the_power_button_switches_off(image: Path, tmp_path: Path, machine: str
         while "shutdown" not in guest.monitor("info status") and time.monotonic() < end:
             time.sleep(0.1)
         assert "paused (shutdown)" in guest.monitor("info status")
+
+
+@pytest.mark.parametrize("nic", ["virtio-net-pci", "e1000e"])
+def test_a_panic_tells_the_host(image: Path, tmp_path: Path, nic: str) -> None:
+    """One datagram to the host's port 7212 with the end of the log: what broke, and where."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as host:
+        try:
+            host.bind(("127.0.0.1", 7212))
+        except OSError:
+            pytest.skip("UDP port 7212 of this machine is in use")
+        host.settimeout(20)
+        line = "host=10.0.2.2 panic_seconds=1 poll=hlt"  # QEMU's own network: we are 10.0.2.2
+        arguments = ("-kernel", image, "-append", line)
+        network = ("-netdev", "user,id=n", "-device", f"{nic},netdev=n")
+        with Guest(tmp_path, *arguments, *network, network=True) as guest:
+            guest.wait_for("^duckos ready ")
+            guest.monitor("nmi")
+            text = host.recv(65536).decode()
+            assert guest.exit_code() == 0
+        assert "\nPANIC on core 0: NMI (vector 2, error 0) at ffffffff8" in text
+        assert "\npanic: at ffffffff8" in text
+        assert len(text) <= 1200
