@@ -26,7 +26,7 @@ def doctor(
     dpdk: bool | None = typer.Option(
         None,
         "--dpdk/--no-dpdk",
-        help="Is DPDK wanted.  [default: if a domain's port is with vfio-pci]",
+        help="Is DPDK wanted.  [default: if a domain has 'domain_device: pci']",
     ),
     every: bool = typer.Option(False, "--all", help="Show what is well, too."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON, with all findings."),

@@ -54,8 +54,7 @@ def setup(
     Examples:
       duckctl host setup -i inventory/rack32.yml --check --diff
       duckctl host setup -i inventory/rack32.yml
-      duckctl host setup -i inventory/rack32.yml --set dpdk_enabled=true \\
-        --set cpu_isolation_cpus=2-6 --restart
+      duckctl host setup -i inventory/rack32.yml --set cpu_isolation_cpus=2-6 --restart
     """
     variables = read_settings(settings)
     if restart:
@@ -77,7 +76,7 @@ def check_command(
     \b
     Examples:
       duckctl host check -i inventory/rack32.yml
-      duckctl host check -i inventory/rack32.yml --set dpdk_enabled=true --json
+      duckctl host check -i inventory/rack32.yml --set cpu_isolation_cpus=2-6 --json
     """
     _run("verify", inventory, "gpu_host", read_settings(settings), False, False, as_json, ask)
 

@@ -55,10 +55,14 @@ CHECKS: dict[str, Check] = {
 def run_checks(
     environment: Environment, fleet: Fleet | None, dpdk: bool | None, only: Sequence[str] = ()
 ) -> list[Finding]:
-    """All checks, or those in ``only``. ``dpdk`` None: if a domain's port is with vfio-pci."""
+    """All checks, or those in ``only``. ``dpdk`` None: if a domain's port is for DPDK, by the
+    inventory or because vfio-pci has it."""
     ports = domain_ports(environment, fleet) if fleet is not None else []
     if dpdk is None:
-        dpdk = any(entry.port is not None and entry.port.driver == VFIO for entry in ports)
+        dpdk = any(
+            entry.domain.device == "pci" or (entry.port is not None and entry.port.driver == VFIO)
+            for entry in ports
+        )
     question = Question(environment, fleet, tuple(ports), dpdk)
     return [
         finding

@@ -44,7 +44,7 @@ def check_isolation(question: Question) -> list[Finding]:
                 *("isolation", question.dpdk_level, "CPU isolation"),
                 found="no CPU is isolated",
                 expected="one CPU per domain and one for control",
-                next_step="duckctl host setup --inventory FILE --set cpu_isolation_cpus=2-6",
+                next_step="give each domain its domain_cpu in the inventory; duckctl host setup",
             )
         )
     return findings

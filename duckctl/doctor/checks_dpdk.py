@@ -13,7 +13,7 @@ NODES = "/sys/devices/system/node"
 # What four ports' buffers at 9000 bytes and the transport's pools need on a node.
 HUGEPAGE_MIB_MIN = 1024
 DDP_FOLDERS = ("/lib/firmware/updates/intel/ice/ddp", "/lib/firmware/intel/ice/ddp")
-SETUP = "duckctl host setup --inventory FILE --set dpdk_enabled=true"
+SETUP = "duckctl host setup --inventory FILE, with domain_device: pci in the inventory"
 
 
 def check_iommu(question: Question) -> list[Finding]:
@@ -56,8 +56,8 @@ def check_hugepages(question: Question) -> list[Finding]:
                 expected=f"{HUGEPAGE_MIB_MIN} MiB on each node that has a port",
                 next_step=""
                 if enough
-                else f"{SETUP} --set dpdk_hugepages_per_node={HUGEPAGE_MIB_MIN // 2}; pages of "
-                "1 GiB only come from the kernel's command line, at a restart",
+                else f"{SETUP}; pages of 1 GiB only come from the kernel's command line, at "
+                "a restart",
             )
         )
         if enough and question.dpdk and free_mib == 0:

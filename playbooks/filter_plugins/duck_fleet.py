@@ -41,6 +41,8 @@ def _domain(
         "mac": mac,
         "mtu": int(values.get("domain_mtu", 1500)),
         "ducks": list(ducks),
+        "device": str(values.get("domain_device") or ""),
+        "cpu": values.get("domain_cpu"),
         "loopback": network.is_loopback,
     }
 

@@ -20,7 +20,14 @@ def variables(subnet: str, host: str, **more: Any) -> dict[str, Any]:
 HOSTVARS = {
     "d1": variables("10.1.0.0/24", "10.1.0.1", domain_host_mac="A8-B8-E0-00-00-01"),
     "d2": variables("10.1.0.0/24", "10.1.0.1", domain_host_mac="A8-B8-E0-00-00-01"),
-    "d3": variables("10.2.0.0/25", "10.2.0.1", domain_host_pci="0000:41:00.1", domain_mtu=9000),
+    "d3": variables(
+        "10.2.0.0/25",
+        "10.2.0.1",
+        domain_host_pci="0000:41:00.1",
+        domain_mtu=9000,
+        domain_device="pci",
+        domain_cpu=3,
+    ),
 }
 GROUPS = {
     "all": ["host", "d1", "d2", "d3"],
@@ -39,6 +46,7 @@ def test_domains() -> None:
     assert first["mac"] == "a8:b8:e0:00:00:01"
     assert (first["nic"], first["mtu"], first["pci"]) == ("duck-domain1", 1500, "")
     assert (second["name"], second["broadcast"], second["mtu"]) == ("domain2", "10.2.0.127", 9000)
+    assert (first["device"], first["cpu"], second["device"], second["cpu"]) == ("", None, "pci", 3)
 
 
 def test_domain_without_a_group() -> None:

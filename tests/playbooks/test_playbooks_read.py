@@ -122,7 +122,7 @@ def test_roles_have_their_interface_in_defaults() -> None:
     """Each role but the one without settings has a defaults file whose variables carry its name."""
     for role in sorted((PLAYBOOKS / "roles").iterdir()):
         defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
-        own = (role.name, "kernel_arguments", "host_restart", "duck_domain_list")
+        own = (role.name, "kernel_arguments", "host_restart", "duck_domain_list", "dpdk_enabled")
         wrong = [name for name in defaults if not name.startswith(own)]
         assert wrong == [], role.name
 
