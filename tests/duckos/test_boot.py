@@ -132,7 +132,7 @@ def test_uefi(image: Path, tmp_path: Path, cores: int) -> None:
     if not OVMF.exists():
         pytest.skip(f"{OVMF} is not there (package ovmf)")
     with Guest(tmp_path, "-bios", OVMF, "-kernel", image, cores=cores, memory="256M") as guest:
-        guest.wait_for(UP)
+        guest.wait_for(UP, 180)
         guest.wait_for("started by UEFI at 0x")
         assert f"cpu: {cores} cores run" in guest.lines
         assert int(guest.wait_for(r"window (\d+) MB")[1]) >= 200
