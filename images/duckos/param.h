@@ -11,6 +11,7 @@
 #define CPU_TRAP_STACK_BYTES (16u << 10) /* each of the stacks that traps and interrupts use */
 #define CPU_STATE_BYTES_MAX 4096u /* XSAVE area of x87, SSE and AVX (832 bytes) and some room */
 #define CPU_START_LIMIT_NS 1000000000ull /* from SIPI to the core's report */
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 #define MEMORY_RANGES_MAX 256u /* of the firmware's map; real UEFI maps have 50 to 200 */
 #define MEMORY_PARTS_MAX 32u   /* pieces of the window: holes cost one each */
