@@ -205,6 +205,17 @@ def pids_in(namespace: str) -> list[str]:
     return network.run_ip(["netns", "pids", namespace]).split()
 
 
+def test_a_half_made_namespace_is_cleared_away(folder: LabFolder) -> None:
+    """`ip netns add` that was killed leaves an empty file, which is no namespace."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    state = required(folder)
+    half = Namespace(state.namespace("half"))
+    half.path.touch(mode=0o444)
+    save(folder, replace(state, namespaces=(*state.namespaces, half)))
+    lab.down(folder)
+    assert not half.path.exists()
+
+
 @pytest.mark.slow
 def test_killed_at_any_point_it_is_cleaned_up(folder: LabFolder, image: str) -> None:
     """kill -9 of `lab up` at ten points: `lab down` finds everything; so does the next `lab up`."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from duckctl.console import detail
+from duckctl.lab.ducks import interrupts_wait
 from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import shape as plans
 from duckctl.lab.vm.needs import program
@@ -95,9 +96,10 @@ def planned(state: VmState) -> VmState:
 def make(folder: LabFolder, state: VmState) -> VmState:
     """Makes all namespaces and wires. The state must be on record already."""
     for space in state.namespaces:
-        run_ip(["netns", "add", space.name])
-        state = state.with_namespace(replace(space, inode=_inode(space)))
-        save(folder, state)
+        with interrupts_wait():
+            run_ip(["netns", "add", space.name])
+            state = state.with_namespace(replace(space, inode=_inode(space)))
+            save(folder, state)
     for role, lines in wiring(state).items():
         run_ip(["-n", state.namespace(role), "-batch", "-"], "\n".join(lines) + "\n")
     return state
@@ -109,10 +111,22 @@ def remove(state: VmState) -> list[str]:
         return []  # namespaces do not outlive the machine's start
     removed = []
     for space in state.namespaces:
-        if is_own(space):
+        if _is_half_made(space):
+            space.path.unlink()
+        elif is_own(space):
             run_ip(["netns", "del", space.name])
             removed.append(space.name)
     return removed
+
+
+def _is_half_made(space: Namespace) -> bool:
+    """True for the empty file that `ip netns add` leaves when it is killed before its last step."""
+    try:
+        device = space.path.stat().st_dev
+    except FileNotFoundError:
+        return False
+    # A namespace is a file of another file system, mounted over the empty one.
+    return not space.inode and device == space.path.parent.stat().st_dev
 
 
 def is_own(space: Namespace) -> bool:
@@ -138,7 +152,7 @@ def foreign_processes(state: VmState) -> dict[str, list[int]]:
     """Pids by namespace: called when the lab's own processes have ended, these are others'."""
     found = {}
     for space in state.namespaces:
-        if is_own(space):
+        if not _is_half_made(space) and is_own(space):
             pids = [int(word) for word in run_ip(["netns", "pids", space.name]).split()]
             if pids:
                 found[space.name] = pids
