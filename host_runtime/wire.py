@@ -491,6 +491,7 @@ class Dtype(IntEnum):
 
     F32 = 0
     BF16 = 1
+    FP8 = 2
 
 
 @layout
@@ -515,6 +516,14 @@ def experts_weight_offset(tokens: int, top_k: int) -> int:
 def experts_activation_offset(tokens: int, top_k: int) -> int:
     """Where the activations begin in a CALL message."""
     return (experts_weight_offset(tokens, top_k) + 4 * tokens * top_k + 63) // 64 * 64
+
+
+def experts_activation_bytes(tokens: int, hidden: int, dtype: Dtype) -> int:
+    """Bytes of the activations of a CALL message; with FP8 their scales stand behind them."""
+    values = tokens * hidden
+    if dtype is Dtype.FP8:
+        return values + values // 128 * 4
+    return values * (2 if dtype is Dtype.BF16 else 4)
 
 
 def experts_scratch_bytes(

@@ -47,6 +47,7 @@ class Activations(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    FP8 = "fp8"
 
 
 class Kernel(StrEnum):

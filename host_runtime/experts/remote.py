@@ -32,7 +32,13 @@ from host_runtime.fleet.manager import FleetManager
 from host_runtime.fleet.status import FleetEvent
 from host_runtime.transport import Faults, TransportCode, TransportError, TransportOptions
 
-DTYPES = {wire.Dtype.F32: torch.float32, wire.Dtype.BF16: torch.bfloat16}
+DTYPES = {
+    wire.Dtype.F32: torch.float32,
+    wire.Dtype.BF16: torch.bfloat16,
+    wire.Dtype.FP8: torch.float8_e4m3fn,
+}
+FP8_MAX = 448.0  # the largest E4M3 value
+FP8_BLOCK = 128  # values that share a scale
 ALIGN = 64
 # A long call is cut into messages of EXPERTS_TOKENS_MAX tokens; this many of them travel at once.
 PARTS_IN_FLIGHT = 2
@@ -78,6 +84,13 @@ class MessageLayout:
 
     @property
     def size_bytes(self) -> int:
+        return self.scales_offset + (
+            4 * self.tokens * self.hidden // FP8_BLOCK if self.dtype is wire.Dtype.FP8 else 0
+        )
+
+    @property
+    def scales_offset(self) -> int:
+        """Behind the activations: the scales of FP8."""
         element = DTYPES[self.dtype].itemsize
         return self.activation_offset + element * self.tokens * self.hidden
 
@@ -106,6 +119,10 @@ class CallMessage:
         self._ids = self._view(layout.ids_offset, torch.int16, places)
         self._weights = self._view(layout.weights_offset, torch.float32, places)
         self._rows = self._view(layout.activation_offset, DTYPES[layout.dtype], row)
+        self._scales: torch.Tensor | None = None
+        if layout.dtype is wire.Dtype.FP8:
+            blocks = (layout.tokens, layout.hidden // FP8_BLOCK)
+            self._scales = self._view(layout.scales_offset, torch.float32, blocks)
 
     def fill(
         self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -114,7 +131,12 @@ class CallMessage:
         self._header.layer = layer
         self._ids.copy_(ids)
         self._weights.copy_(weights)
-        self._rows.copy_(hidden)
+        if self._scales is None:
+            self._rows.copy_(hidden)
+            return
+        rows, scales = quantise_fp8(hidden)
+        self._rows.copy_(rows)
+        self._scales.copy_(scales)
 
     def raw(self) -> bytes:
         """A copy of the message, to look at."""
@@ -123,6 +145,16 @@ class CallMessage:
     def _view(self, begin: int, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
         end = begin + dtype.itemsize * shape[0] * shape[1]
         return self._bytes[begin:end].view(dtype).view(shape)
+
+
+def quantise_fp8(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """E4M3 values [T, H] and float32 scales [T, H / 128]: the largest of each 128 becomes 448."""
+    tokens, width = hidden.shape
+    blocks = hidden.float().reshape(tokens, width // FP8_BLOCK, FP8_BLOCK)
+    scales = blocks.abs().amax(dim=2) / FP8_MAX
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    rows = (blocks / scales[:, :, None]).to(torch.float8_e4m3fn)
+    return rows.reshape(tokens, width), scales
 
 
 class RemoteExperts:
@@ -382,9 +414,9 @@ def _tokens_that_fit(cache: CacheConfig, options: RemoteOptions) -> int:
     """Largest T whose CALL and RESULT messages both fit DUCK_WIRE_CALL_BYTES_MAX."""
     dtype = options.activation_dtype
     head = MessageLayout(0, wire.EXPERTS_TOP_K_MAX, cache.hidden_size, dtype)
-    per_token = (
-        6 * wire.EXPERTS_TOP_K_MAX
-        + max(DTYPES[dtype].itemsize, DTYPES[options.result_dtype].itemsize) * cache.hidden_size
+    per_token = 6 * wire.EXPERTS_TOP_K_MAX + max(
+        wire.experts_activation_bytes(1, cache.hidden_size, dtype),
+        DTYPES[options.result_dtype].itemsize * cache.hidden_size,
     )
     room = wire.WIRE_CALL_BYTES_MAX - head.activation_offset - 2 * ALIGN
     return max(1, min(wire.EXPERTS_TOKENS_MAX, room // per_token))

@@ -50,7 +50,7 @@ class RunConfig(BaseModel):
     mtp: bool = True
     max_context: Annotated[int, Field(ge=2)] | None = None
     max_queue: Annotated[int, Field(ge=0, le=4096)] = 16
-    activation_dtype: Literal["f32", "bf16"] = "f32"
+    activation_dtype: Literal["f32", "bf16", "fp8"] = "f32"
     result_dtype: Literal["f32"] = "f32"
     call_deadline_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
     scrub_pause_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0

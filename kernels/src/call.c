@@ -34,8 +34,9 @@ static bool check_fields(const struct duck_directory *d, const struct duck_exper
     if (call->hidden_size != d->hidden_size) {
         return refuse_number(text, "hidden_size", call->hidden_size, d->hidden_size);
     }
-    if (call->activation_dtype > DUCK_DTYPE_BF16) {
-        return refuse(text, "activation_dtype", call->activation_dtype, "0 (f32) or 1 (bf16)");
+    if (call->activation_dtype > DUCK_DTYPE_FP8) {
+        return refuse(text, "activation_dtype", call->activation_dtype,
+                      "0 (f32), 1 (bf16) or 2 (fp8)");
     }
     if (call->result_dtype > DUCK_DTYPE_BF16) {
         return refuse(text, "result_dtype", call->result_dtype, "0 (f32) or 1 (bf16)");
@@ -53,7 +54,8 @@ static bool check_sizes(const struct duck_experts_call *call, const struct duck_
                         struct duck_text *text) {
     uint64_t values = (uint64_t)call->token_count * call->hidden_size;
     uint32_t offset = duck_experts_activation_offset(call->token_count, call->top_k);
-    uint64_t input = offset + values * (call->activation_dtype == DUCK_DTYPE_BF16 ? 2 : 4);
+    uint64_t input = offset + duck_experts_activation_bytes(call->token_count, call->hidden_size,
+                                                            call->activation_dtype);
     uint64_t output = values * (call->result_dtype == DUCK_DTYPE_BF16 ? 2 : 4);
     if (call->activation_offset != offset) {
         return refuse_number(text, "activation_offset", call->activation_offset, offset);

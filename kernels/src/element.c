@@ -45,6 +45,19 @@ void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, 
     }
 }
 
+/* E4M3 (s eeee mmm, bias 7) is a float's top bits with another bias: moved there and multiplied by
+ * 2^(127 - 7) it is exact, subnormals too. The code without a number (all ones) stays one. */
+static inline float e4m3_float(uint8_t code) {
+    uint32_t magnitude = code & 0x7Fu;
+    float value = bits_float(magnitude << 20) * 0x1p120f;
+    uint32_t bits = magnitude == 0x7Fu ? 0x7FC00000u : float_bits(value);
+    return bits_float(bits | (uint32_t)(code & 0x80u) << 24);
+}
+
+void duck_widen_fp8(const uint8_t *restrict in, float scale, uint32_t count, float *restrict x) {
+    for (uint32_t i = 0; i < count; i++) x[i] = limit(e4m3_float(in[i]) * scale);
+}
+
 /* 32 values to int8: scale = largest / 127, rounded to nearest even. With a NaN or infinity the
  * scale is one too, and so are the results. */
 static void place_int8(const float *restrict x, uint32_t place,

@@ -55,15 +55,26 @@ static uint32_t claim(const struct duck_core *core, uint32_t phase) {
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-static void prepare_blocks(const struct duck_job *job, uint32_t begin, uint32_t end) {
+/* One block of one token, as float32. */
+static void widen_block(const struct duck_job *job, uint32_t token, uint32_t block, float *x) {
     uint8_t dtype = job->call->activation_dtype;
-    uint64_t value_bytes = dtype == DUCK_DTYPE_BF16 ? 2 : 4;
+    uint64_t from = (uint64_t)token * job->hidden + block * DUCK_BLOCK;
+    if (dtype == DUCK_DTYPE_FP8) {
+        const uint8_t *scales = job->activation + (uint64_t)job->tokens * job->hidden;
+        float scale;
+        __builtin_memcpy(&scale, scales + from / DUCK_BLOCK * sizeof scale, sizeof scale);
+        duck_widen_fp8(job->activation + from, scale, DUCK_BLOCK, x);
+        return;
+    }
+    duck_widen(job->activation + from * (dtype == DUCK_DTYPE_BF16 ? 2 : 4), dtype, DUCK_BLOCK, x);
+}
+
+static void prepare_blocks(const struct duck_job *job, uint32_t begin, uint32_t end) {
     for (uint32_t b = begin; b < end; b++) {
         for (uint32_t t = 0; t < job->tokens; t++) {
-            uint64_t from = ((uint64_t)t * job->hidden + b * DUCK_BLOCK) * value_bytes;
             float *block = job->x + ((uint64_t)b * job->tokens + t) * DUCK_BLOCK;
             float x[DUCK_BLOCK];
-            duck_widen(job->activation + from, dtype, DUCK_BLOCK, x);
+            widen_block(job, t, b, x);
             for (uint32_t place = 0; place < DUCK_BLOCK; place += 32) {
                 duck_place(x + place, place, job->body->x_scale, block);
             }

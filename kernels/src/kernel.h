@@ -153,6 +153,8 @@ bool duck_barrier(const struct duck_core *core) DUCK_HIDDEN;
 
 /* Element-wise arithmetic (element.c). Counts are multiples of 32. */
 void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x) DUCK_HIDDEN;
+/* E4M3 values that share one scale. */
+void duck_widen_fp8(const uint8_t *in, float scale, uint32_t count, float *x) DUCK_HIDDEN;
 void duck_activate(const float *gate, const float *up, uint32_t count, float *h) DUCK_HIDDEN;
 void duck_place(const float *x, uint32_t place, float x_scale, float *block) DUCK_HIDDEN;
 void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) DUCK_HIDDEN;

@@ -16,7 +16,13 @@ from random_experts import RandomExperts, random_call
 from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
-from host_runtime.experts.remote import CallMessage, MessageLayout, RemoteExperts, RemoteOptions
+from host_runtime.experts.remote import (
+    CallMessage,
+    MessageLayout,
+    RemoteExperts,
+    RemoteOptions,
+    quantise_fp8,
+)
 from host_runtime.fleet.config import load_fleet
 from host_runtime.transport import Faults
 
@@ -195,6 +201,29 @@ def test_bf16_on_the_wire(tmp_path: Path) -> None:
         # two partial sums, each rounded to 8 bits: at most 2 * 2^-9 of the larger partial sums
         actual = remote.submit(1, hidden, ids, weights).wait()
         assert_close(actual, experts.reference(1, rounded, ids, weights), 2**-7)
+
+
+def test_fp8_on_the_wire(tmp_path: Path) -> None:
+    """Ducks compute with exactly the E4M3 values and scales that were sent, on both kernels alike;
+    a row of zeros, one of tiny and one of large values among them."""
+    experts = RandomExperts(SEED)
+    hidden, ids, weights = random_call(experts, SEED, 6)
+    hidden[1] = 0
+    hidden[2] *= 1e-6
+    hidden[3] *= 100
+    rows, scales = quantise_fp8(hidden)
+    sent = rows.float() * scales.repeat_interleave(128, dim=1)
+    assert (sent - hidden).abs().max() <= hidden.abs().max() / 16  # half of 2^-3
+    assert wire.experts_activation_bytes(6, experts.hidden, wire.Dtype.FP8) == (
+        6 * experts.hidden * 33 // 32
+    )
+    options = RemoteOptions(activation_dtype=wire.Dtype.FP8)
+    with remote_experts(tmp_path, 2, experts, options) as (_, remote):
+        actual = remote.submit(1, hidden, ids, weights).wait()
+    expected = experts.reference(1, sent, ids, weights)
+    assert torch.equal(actual[1], torch.zeros_like(actual[1]))
+    for row in (0, 2, 3, 4, 5):
+        assert_close(actual[row : row + 1], expected[row : row + 1], F32_BOUND)
 
 
 def test_packet_faults_change_nothing(tmp_path: Path) -> None:

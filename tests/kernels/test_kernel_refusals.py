@@ -39,7 +39,7 @@ def good_call(layer: running.Layer) -> bytes:
         (3, 0, "call: top_k is 0, expected 1 to 16"),
         (3, 17, "call: top_k is 17, expected 1 to 16"),
         (4, 128, "call: hidden_size is 128, expected 256"),
-        (5, 2, "call: activation_dtype is 2, expected 0 (f32) or 1 (bf16)"),
+        (5, 3, "call: activation_dtype is 3, expected 0 (f32), 1 (bf16) or 2 (fp8)"),
         (6, 9, "call: result_dtype is 9, expected 0 (f32) or 1 (bf16)"),
         (7, 3, "call: body is 3, expected one that this kernel has"),
         (8, 64, "call: activation_offset is 64, expected 128"),

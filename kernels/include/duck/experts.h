@@ -8,7 +8,7 @@
  *                 zero bytes up to a multiple of 8
  *                 float    weight[token_count][top_k]      routed_scaling_factor included
  *                 zero bytes up to a multiple of 64, counted from the start of the message
- *                 activation[token_count][hidden_size]     float32 or bf16
+ *                 activation[token_count][hidden_size]     float32, bf16 or fp8
  * RESULT message  output[token_count][hidden_size]         float32 or bf16: partial sums
  *
  *     y[t] = sum over j of weight[t][j] * down_e( silu(gate_e(x[t])) * up_e(x[t]) ),
@@ -30,7 +30,9 @@
 #define DUCK_EXPERTS_TOKENS_MAX 512u
 #define DUCK_EXPERTS_TOP_K_MAX 16u
 
-enum duck_dtype { DUCK_DTYPE_F32 = 0, DUCK_DTYPE_BF16 = 1 };
+/* FP8, of activations only: E4M3 values; behind all of them float32 scale[token_count][hidden_size /
+ * 128], and value = E4M3 * the scale of its 128. */
+enum duck_dtype { DUCK_DTYPE_F32 = 0, DUCK_DTYPE_BF16 = 1, DUCK_DTYPE_FP8 = 2 };
 
 struct duck_experts_call {
     uint32_t magic;
@@ -68,6 +70,13 @@ static inline uint32_t duck_experts_weight_offset(uint32_t token_count, uint32_t
 static inline uint32_t duck_experts_activation_offset(uint32_t token_count, uint32_t top_k) {
     return (duck_experts_weight_offset(token_count, top_k) + 4 * token_count * top_k + 63) / 64 *
            64;
+}
+
+static inline uint64_t duck_experts_activation_bytes(uint32_t token_count, uint32_t hidden_size,
+                                                     uint8_t dtype) {
+    uint64_t values = (uint64_t)token_count * hidden_size;
+    if (dtype == DUCK_DTYPE_FP8) return values + values / 128 * 4;
+    return values * (dtype == DUCK_DTYPE_BF16 ? 2u : 4u);
 }
 
 /* Scratch that a session needs for calls of up to tokens_max x top_k_max: prepared activations and
