@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functions that the compiler and libbearssl.a expect. `rep movs` and `rep stos` are the fastest
- * way on every CPU since 2012 (ERMS) for all but the shortest blocks; in words, because an emulator
- * goes step by step.
+ * The functions that the compiler and libbearssl.a expect. `rep movs` and `rep stos` are the
+ * fastest way on every CPU since 2012 (ERMS) for all but the shortest blocks; in words, because an
+ * emulator goes step by step.
  */
 #include "panic/panic.h"
 
