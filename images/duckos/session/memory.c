@@ -42,8 +42,8 @@ static void clear_units(void *unused) {
     }
 }
 
-/* When memory is provided no session runs, so the other cores are idle and help; one that is not (yet)
- * is simply left out. */
+/* When memory is provided no session runs, so the other cores are idle and help; one that is not
+ * (yet) is simply left out. */
 void regions_clear(uint8_t *memory, uint64_t bytes) {
     bool helps[CPU_MAX] = {false};
     clearing.memory = memory;
