@@ -45,7 +45,7 @@ struct HelloState {
     duck_replay_window window{};
     uint8_t packet[sizeof(duck_packet_header) + sizeof(duck_proof)] = {};
     uint32_t packet_bytes = 0;
-    uint64_t first_ns = 0, proof_ns = 0, next_ns = 0, backoff_ns = 0;
+    uint64_t first_ns = 0, step_ns = 0, next_ns = 0, backoff_ns = 0;
 };
 
 // Fresh keys for an attached duck: REKEY is repeated until the duck's half comes.

