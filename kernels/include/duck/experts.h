@@ -30,8 +30,8 @@
 #define DUCK_EXPERTS_TOKENS_MAX 512u
 #define DUCK_EXPERTS_TOP_K_MAX 16u
 
-/* FP8, of activations only: E4M3 values; behind all of them float32 scale[token_count][hidden_size /
- * 128], and value = E4M3 * the scale of its 128. */
+/* FP8, of activations only: E4M3 values; behind all of them float32 scale[token_count][blocks], a
+ * block being 128 values, and value = E4M3 * the scale of its block. */
 enum duck_dtype { DUCK_DTYPE_F32 = 0, DUCK_DTYPE_BF16 = 1, DUCK_DTYPE_FP8 = 2 };
 
 struct duck_experts_call {
