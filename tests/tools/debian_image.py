@@ -14,6 +14,7 @@ import re
 import shutil
 import struct
 import subprocess
+import urllib.request
 from pathlib import Path
 
 SUITE = "bookworm"
@@ -34,6 +35,7 @@ PARTITION_SECTOR = 2048
 SECTOR_BYTES = 512
 PARTITION_MIB = 1200
 BUILD_S_MAX = 540
+MIRROR_S_MAX = 20
 GRUB_DEFAULTS = """\
 GRUB_DEFAULT=0
 GRUB_TIMEOUT=0
@@ -74,6 +76,23 @@ def mirror() -> str | None:
     return None
 
 
+def mirror_answers() -> bool:
+    """True if the mirror has the suite, so that the image could be built."""
+    try:
+        with urllib.request.urlopen(f"{mirror()}/dists/{SUITE}/InRelease", timeout=MIRROR_S_MAX):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def is_built() -> bool:
+    return (cache_folder() / f"debian-{_recipe()}.raw").exists()
+
+
+def _recipe() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+
+
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "duckctl-tests"
@@ -81,7 +100,7 @@ def cache_folder() -> Path:
 
 def debian_image() -> tuple[Path, Path]:
     """Disk and the private key that its root accepts; builds them if the cache has none."""
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    recipe = _recipe()
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     disk, key = folder / f"debian-{recipe}.raw", folder / f"debian-{recipe}.key"
