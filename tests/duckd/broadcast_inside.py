@@ -10,7 +10,8 @@ from pathlib import Path
 
 import duckd_client as wire
 import duckd_process
-from duckd_client import Client, FleetKey
+from duckd_client import Client
+from duckd_crypto import FleetKey
 from duckd_process import DuckProcess
 
 DOMAIN = 0x77

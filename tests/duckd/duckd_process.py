@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from duckd_client import KERNEL_REGION, Client, FleetKey
+from duckd_client import KERNEL_REGION, Client
+from duckd_crypto import FleetKey
 
 from duckctl.native import native_path
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import duckd_client as wire
 import pytest
 from duckd_client import Fault
+from duckd_crypto import public_bytes
 from duckd_process import DuckProcess, duckd_binary, write_key
 
 Kernel = Callable[..., bytes]
@@ -104,7 +105,7 @@ def test_identity_file(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
     with DuckProcess(tmp_path) as duck, duck.client() as client:
         assert duck.identity.private_bytes_raw() == first
-        assert client.identity == wire.public_bytes(duck.identity)
+        assert client.identity == public_bytes(duck.identity)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d01.identity", "d01.stderr", "fleet.pub"]
     path.chmod(0o640)
     assert "chmod 600" in start_with(tmp_path / "fleet.pub", path).stderr

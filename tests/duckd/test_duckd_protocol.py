@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import duckd_client as wire
 import pytest
-from duckd_client import Client, FleetKey, public_bytes
+from duckd_client import Client
+from duckd_crypto import FleetKey, public_bytes
 from duckd_process import DuckProcess
 
 Kernel = Callable[..., bytes]

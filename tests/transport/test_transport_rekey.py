@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from transport_kit import (
 )
 
 from host_runtime import wire
-from host_runtime.transport import Faults, TransportOptions
+from host_runtime.transport import Faults, Transport, TransportOptions
 
 FAULTS = Faults(seed=5, drop=0.03, duplicate=0.03, reorder=0.05, corrupt=0.005)
 
@@ -70,6 +71,11 @@ def test_keys_change_after_so_many_packets(tmp_path: Path, echo_kernel: bytes) -
         wait_until(lambda: transport.domain_stats(0).rekeys >= 1, 10, "a new domain key")
 
 
+def has_changed(transport: Transport, seen: int) -> bool:
+    """True when the keys changed since `seen` changes."""
+    return transport.duck_status(0).rekeys > seen
+
+
 def test_a_session_after_changes_and_another_host(tmp_path: Path, echo_kernel: bytes) -> None:
     """Opening again after changes, and a second host beside, which has keys of its own."""
     options = TransportOptions(rekey_ms=20)
@@ -77,7 +83,7 @@ def test_a_session_after_changes_and_another_host(tmp_path: Path, echo_kernel: b
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf, options) as transport:
         for _ in range(5):
             seen = transport.duck_status(0).rekeys
-            wait_until(lambda before=seen: transport.duck_status(0).rekeys > before, 5, "a change")
+            wait_until(partial(has_changed, transport, seen), 5, "a change")
             transport.session_open([0], open_request(), 5000)
             result = call(transport, scale_call(values), 10)
             np.testing.assert_array_equal(result, values * np.float32(factor_of(0)))
