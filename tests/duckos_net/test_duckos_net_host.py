@@ -92,9 +92,9 @@ def test_network_as_a_whole(programs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_drivers_against_register_models(programs: dict[str, Path], seed: int) -> None:
-    """Ring wrap, overrun, full rings, damaged, short and oversized frames, link flaps and resets in
-    flight, for each driver."""
+def test_t07_drivers_against_register_models(programs: dict[str, Path], seed: int) -> None:
+    """A card that the firmware left running is reset in full; ring wrap, overrun, full rings,
+    damaged, short and oversized frames, link flaps and resets in flight, for each driver."""
     run(programs["test_nic_drivers"], str(seed))
 
 
