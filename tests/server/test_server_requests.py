@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_kit import CHAT, COMPLETIONS, Api, ducklet_tokenizer, says, scripted_api
 
@@ -180,7 +180,7 @@ NAMES = [*MessageIn.model_fields, "type", "function", "arguments", "text", "id"]
 OBJECTS = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.lists(OBJECTS, max_size=3))
 def test_no_request_whatever_it_holds_is_an_internal_error(
     fields: dict[str, Any], messages: list[dict[str, Any]]
