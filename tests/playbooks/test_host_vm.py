@@ -243,7 +243,8 @@ def test_linux_duck(machine: DebianVm) -> None:
     the second run changes nothing."""
     key = machine.folder / "fleet.key"
     make_key(key)
-    # What user-mode networking calls its addresses; from outside the duck is a port of loopback.
+    # What user-mode networking calls its addresses. From outside the duck is a port of 127.0.0.1, and
+    # answers go there, whichever loopback address asked.
     fleet = linux_fleet(machine, "10.0.2.0/24", "10.0.2.2", "10.0.2.15", 7211)
     # A copy: whoever builds the native parts meanwhile does not change what is installed.
     duckd = machine.folder / "duckd"
@@ -258,7 +259,7 @@ def test_linux_duck(machine: DebianVm) -> None:
     assert (first.bad, second.bad, second.changed) == ((), (), 0)
     assert first.changed >= 5
     outside = load_inventory(
-        linux_fleet(machine, "127.0.0.0/24", "127.0.0.2", "127.0.0.1", machine.port)
+        linux_fleet(machine, "127.0.0.0/24", "127.0.0.1", "127.0.0.1", machine.port)
     )
     (duck,) = probe(outside, outside.ducks, 20)["ducks"]
     assert (duck["reachable"], duck["name"], duck["build_ok"]) == (True, "duck01", True)
