@@ -19,7 +19,7 @@
 #include "decode_avx2.h"
 
 #define GEMV_TOKENS_MAX 6u
-#define READ_AHEAD 4096u /* bytes between a load and its prefetch; 512 would hurt */
+#define READ_AHEAD 8192u /* bytes between a load and its prefetch; 512 would hurt */
 static_assert(READ_AHEAD <= DUCK_KERNEL_READ_AHEAD, "prefetches stay within what is readable");
 
 /* ---- where a run is -------------------------------------------------------------------------- */
@@ -264,18 +264,18 @@ INLINE void decode_block(const enum kind kind, const struct block *block, float 
     }
 }
 
-/* out[t][0..15] = fma(sum over columns of w * x, scale, out[t]) for 16 rows and `tokens` tokens;
- * the first block starts from 0. */
-INLINE void multiply_tile(const int tokens, const float *w, uint64_t columns, const float *const *x,
-                          float scale, bool is_first, float *const *out) {
+/* out[t][row..row + 15] = fma(sum over columns of w * x, scale, out[t]) for 16 rows and `tokens`
+ * tokens; the first block starts from 0. */
+INLINE void multiply_tile(const int tokens, const int row, const float *w, uint64_t columns,
+                          const float *const *x, float scale, bool is_first, float *const *out) {
     __m256 sum[GEMV_TOKENS_MAX][2];
 #pragma GCC unroll 6
     for (int t = 0; t < tokens; t++) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
     for (uint64_t k = 0; k < columns; k += 4) {
 #pragma GCC unroll 4
         for (uint64_t j = 0; j < 4; j++) {
-            __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS);
-            __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + 8);
+            __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row);
+            __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row + 8);
             if (j == 0 && k % 16 == 0) {
                 /* The tile after this one is usually the next in memory. */
 #pragma GCC unroll 6
@@ -296,10 +296,17 @@ INLINE void multiply_tile(const int tokens, const float *w, uint64_t columns, co
     for (int t = 0; t < tokens; t++) {
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
-            __m256 total = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(out[t] + 8 * v);
-            _mm256_storeu_ps(out[t] + 8 * v, _mm256_fmadd_ps(sum[t][v], factor, total));
+            __m256 total = is_first ? _mm256_setzero_ps() : _mm256_loadu_ps(out[t] + row + 8 * v);
+            _mm256_storeu_ps(out[t] + row + 8 * v, _mm256_fmadd_ps(sum[t][v], factor, total));
         }
     }
+}
+
+/* Both halves of the panel's rows. */
+INLINE void multiply_halves(const int tokens, const float *w, const struct block *block,
+                            const float *const *x, bool is_first, float *const *out) {
+    multiply_tile(tokens, 0, w, block->columns, x, block->scale, is_first, out);
+    multiply_tile(tokens, 16, w, block->columns, x, block->scale, is_first, out);
 }
 
 /* The decoded block times entries first .. first + tokens - 1. */
@@ -307,20 +314,17 @@ static void multiply_entries(const struct duck_run *run, uint32_t p, uint32_t g,
                              const struct block *block, uint32_t first, uint32_t tokens) {
     const float *x[GEMV_TOKENS_MAX];
     float *out[GEMV_TOKENS_MAX];
-    for (uint32_t half = 0; half < 2; half++) {
-        for (uint32_t t = 0; t < tokens; t++) {
-            x[t] = run->x + g * run->x_group_stride + (uint64_t)run->x_row[first + t] * DUCK_BLOCK;
-            out[t] = out_of(run, first + t, p) + 16 * half;
-        }
-        const float *rows = w + 16 * half;
-        switch (tokens) {
-        case 1: multiply_tile(1, rows, block->columns, x, block->scale, g == 0, out); break;
-        case 2: multiply_tile(2, rows, block->columns, x, block->scale, g == 0, out); break;
-        case 3: multiply_tile(3, rows, block->columns, x, block->scale, g == 0, out); break;
-        case 4: multiply_tile(4, rows, block->columns, x, block->scale, g == 0, out); break;
-        case 5: multiply_tile(5, rows, block->columns, x, block->scale, g == 0, out); break;
-        default: multiply_tile(6, rows, block->columns, x, block->scale, g == 0, out); break;
-        }
+    for (uint32_t t = 0; t < tokens; t++) {
+        x[t] = run->x + g * run->x_group_stride + (uint64_t)run->x_row[first + t] * DUCK_BLOCK;
+        out[t] = out_of(run, first + t, p);
+    }
+    switch (tokens) {
+    case 1: multiply_halves(1, w, block, x, g == 0, out); break;
+    case 2: multiply_halves(2, w, block, x, g == 0, out); break;
+    case 3: multiply_halves(3, w, block, x, g == 0, out); break;
+    case 4: multiply_halves(4, w, block, x, g == 0, out); break;
+    case 5: multiply_halves(5, w, block, x, g == 0, out); break;
+    default: multiply_halves(6, w, block, x, g == 0, out); break;
     }
 }
 
