@@ -243,7 +243,7 @@ def test_linux_duck(machine: DebianVm) -> None:
     the second run changes nothing."""
     key = machine.folder / "fleet.key"
     make_key(key)
-    # What user-mode networking calls its addresses. From outside the duck is a port of 127.0.0.1, and
+    # What user-mode networking calls its addresses. Outside the duck is a port of 127.0.0.1, and
     # answers go there, whichever loopback address asked.
     fleet = linux_fleet(machine, "10.0.2.0/24", "10.0.2.2", "10.0.2.15", 7211)
     # A copy: whoever builds the native parts meanwhile does not change what is installed.
