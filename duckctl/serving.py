@@ -50,6 +50,8 @@ class ServeOptions:
     max_queue: int
     activations: str
     scrub_pause_s: float
+    device: str
+    host_weights: Path | None
     kernel: str
     threads: int | None
     faults: dict[str, float] | None
@@ -98,6 +100,8 @@ def run_document(
         "max_queue": options.max_queue,
         "activation_dtype": options.activations,
         "scrub_pause_s": options.scrub_pause_s,
+        "device": options.device,
+        "host_weights": str(options.host_weights.absolute()) if options.host_weights else None,
         "threads": options.threads,
         "faults": options.faults,
         "api_key_file": str(options.api_key_file.absolute()) if options.api_key_file else None,

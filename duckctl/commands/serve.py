@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -50,6 +51,14 @@ class Activations(StrEnum):
     FP8 = "fp8"
 
 
+class Device(StrEnum):
+    """Where the host's part of the model runs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class Kernel(StrEnum):
     """Duck kernel."""
 
@@ -64,6 +73,19 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+DeviceOption = Annotated[
+    Device, typer.Option("--device", help="Of attention: the card if it can be used, or the CPU.")
+]
+HostWeightsOption = Annotated[
+    Path | None,
+    typer.Option("--host-weights", help="Folder of shard-weights --host-weights, for the card."),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", help="File with the key that requests must carry."),
+]
 
 
 @app.command()
@@ -97,6 +119,8 @@ def serve(
     scrub_pause: float = typer.Option(
         30.0, "--scrub-pause", min=0, help="Seconds between re-checked pieces of weights; 0: never."
     ),
+    device: DeviceOption = Device.AUTO,
+    host_weights: HostWeightsOption = None,
     kernel: Kernel = typer.Option(Kernel.AVX2, "--kernel", help="Kernel that the ducks run."),
     threads: int | None = typer.Option(None, "--threads", min=1, help="CPU threads of the host."),
     model_name: str | None = typer.Option(
@@ -105,9 +129,7 @@ def serve(
     faults: str | None = typer.Option(
         None, "--faults", help="Faults put on the wire, e.g. drop=0.05,duplicate=0.05,seed=1."
     ),
-    api_key_file: Path | None = typer.Option(
-        None, "--api-key-file", help="File with the key that requests must carry."
-    ),
+    api_key_file: KeyFileOption = None,
     shard: bool = typer.Option(
         False, "--shard/--no-shard", help="Make a missing weight cache before serving."
     ),
@@ -123,6 +145,7 @@ def serve(
       duckctl serve ducklet --shard
       duckctl serve ~/DeepSeek-V3.2 --inventory inventory/rack32.yml --format fp8 --shard
       duckctl serve ducklet --experts local --port 0
+      duckctl serve ~/DeepSeek-V3.2 --device cuda --max-context 32768
       duckctl serve ducklet --faults drop=0.05,duplicate=0.05,reorder=0.05,seed=1
     """
     folder = resolve_model_dir(model_dir)
@@ -140,6 +163,8 @@ def serve(
         max_queue=max_queue,
         activations=activations.value,
         scrub_pause_s=scrub_pause,
+        device=device.value,
+        host_weights=host_weights,
         kernel=kernel.value,
         threads=threads,
         faults=parse_faults(faults),

@@ -158,6 +158,7 @@ def _server(
     talk("[3/4] starting the server")
     arguments = [
         *("--quiet", "serve", MODEL, "--inventory", str(folder.inventory), "--port", "0"),
+        *("--device", "cpu"),  # the reference answers are the CPU path's
         *("--cache-dir", str(root / "cache"), "--format", weight_format),
         *("--log-level", "warning"),
     ]

@@ -27,12 +27,14 @@ def load_gpu_model(
     positions: int,
     cache_dtype: torch.dtype = torch.bfloat16,
     host_weights: Path | None = None,
+    slot: int = 1,
 ) -> tuple[GpuModel, LocalExperts | None]:
     """Load the host's part on the first card; local experts stay on the CPU.
 
     positions: cache rows for all sequences together. cache_dtype float32 repeats the CPU path's
     arithmetic. host_weights: the folder of an export (host_file.py), read in one go in place of the
-    checkpoint's many files. Raises GpuUnavailableError (no card, too little memory), WeightsError.
+    checkpoint's many files. slot: ranges of rows begin at its multiples (pool.py).
+    Raises GpuUnavailableError (no card, too little memory), WeightsError.
     """
     capability = check_gpu()
     config = load_config(model_dir)
@@ -44,10 +46,14 @@ def load_gpu_model(
     card = torch.device("cuda", 0)
     if host_weights is not None:
         exported = HostFileWeights(host_weights, model_dir, card)
-        model = GpuModel(config, generation, exported, positions=positions, cache_dtype=cache_dtype)
+        model = GpuModel(
+            config, generation, exported, positions=positions, cache_dtype=cache_dtype, slot=slot
+        )
     else:
         source = CheckpointWeights(checkpoint, card, fp8=config.fp8)
-        model = GpuModel(config, generation, source, positions=positions, cache_dtype=cache_dtype)
+        model = GpuModel(
+            config, generation, source, positions=positions, cache_dtype=cache_dtype, slot=slot
+        )
         for layer in config.moe_layers:
             source.leave(f"model.layers.{layer}.mlp.experts.")
         source.finish()

@@ -32,12 +32,16 @@ class MemoryPlan:
             f"= {self.total_bytes / _GIB:.2f} GiB"
         )
 
+    def fitting_positions(self, free_bytes: int) -> int:
+        """How many cache rows fit beside weights and workspace; 0 if not even these do."""
+        room = free_bytes - self.total_bytes + self.cache_bytes
+        per_position = self.cache_bytes // max(1, self.positions)
+        return max(0, room // max(1, per_position))
+
     def require(self, free_bytes: int) -> None:
         """Raise GpuUnavailableError with all numbers if the plan does not fit."""
         if self.total_bytes > free_bytes:
-            room = free_bytes - self.total_bytes + self.cache_bytes
-            per_position = self.cache_bytes // max(1, self.positions)
-            fitting = max(0, room // max(1, per_position))
+            fitting = self.fitting_positions(free_bytes)
             raise GpuUnavailableError(
                 f"the model does not fit the card: {self.text()}, free are "
                 f"{free_bytes / _GIB:.2f} GiB",

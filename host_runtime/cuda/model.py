@@ -78,6 +78,7 @@ class GpuModel:
         *,
         positions: int,
         cache_dtype: torch.dtype,
+        slot: int = 1,
     ) -> None:
         self.config, self.generation, self.device = config, generation, torch.device("cpu")
         self.card = source.device
@@ -91,7 +92,7 @@ class GpuModel:
             self.mtp = GpuMtp(source, config, self.embedding, self.head)
         every = [*self.layers, *([self.mtp.layer] if self.mtp else [])]
         self.pool = CachePool(
-            config, [layer.index for layer in every], positions, cache_dtype, self.card
+            config, [layer.index for layer in every], positions, cache_dtype, self.card, slot
         )
         self.rotation = rotation_table(config, positions).to(self.card)
         widths = Widths(*(

@@ -21,13 +21,17 @@ class LayerCaches:
 
 
 class CachePool:
-    """`positions` rows per layer; `reserve` hands out ranges, first fit."""
+    """`positions` rows per layer; `reserve` hands out ranges, first fit.
+
+    Ranges begin at multiples of `slot`: sequences of at most `slot` positions then never find the
+    free rows in pieces that are too small.
+    """
 
     def __init__(
         self, config: ModelConfig, layers: Sequence[int], positions: int, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, slot: int = 1,
     ) -> None:  # fmt: skip
-        self.positions = positions
+        self.positions, self.slot = positions, slot
         width = config.kv_lora_rank + config.qk_rope_head_dim
         self.layers = {
             layer: LayerCaches(
@@ -51,7 +55,7 @@ class CachePool:
         for begin, rows in sorted(self._taken.items()):
             if base + capacity <= begin:
                 return base
-            base = begin + rows
+            base = -(-(begin + rows) // self.slot) * self.slot
         if base + capacity > self.positions:
             used = sum(self._taken.values())
             raise HostError(

@@ -54,6 +54,8 @@ class RunConfig(BaseModel):
     result_dtype: Literal["f32"] = "f32"
     call_deadline_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
     scrub_pause_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    host_weights: Path | None = None
     prefill_chunk: Annotated[int, Field(ge=1, le=512)] = 64
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     faults: Faults | None = None
@@ -149,6 +151,7 @@ _PATH_KEYS = (
     "kernel_file",
     "transport_library",
     "api_key_file",
+    "host_weights",
 )
 
 
@@ -164,6 +167,11 @@ def _check_files(config: RunConfig, path: Path) -> None:
         raise StartupError(
             f'{path}: "model_dir": {config.model_dir} is not a folder',
             "it must be a Hugging Face model folder with config.json and tokenizer.json",
+        )
+    if config.host_weights is not None and not (config.host_weights / "host.json").is_file():
+        raise StartupError(
+            f'{path}: "host_weights": there is no host.json in {config.host_weights}',
+            "duckctl shard-weights MODEL --host-weights FOLDER writes it",
         )
     needed = ("fleet_file", "cache_file", "kernel_file", "transport_library")
     for key in (*needed, "api_key_file"):

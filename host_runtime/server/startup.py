@@ -14,9 +14,9 @@ import torch
 from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.engine import Engine
 from host_runtime.experts.base import Experts
-from host_runtime.models import load_model
 from host_runtime.server.engine_port import TracerPort
 from host_runtime.server.errors import StartupError
+from host_runtime.server.host_part import HostPart, load_host_part
 from host_runtime.server.progress import say, step
 from host_runtime.server.run_config import RunConfig, remote_files
 from host_runtime.server.service import Service
@@ -32,10 +32,12 @@ class Machinery:
 
     engine: Engine
     experts: Experts
+    host: HostPart
 
     def close(self) -> None:
-        """End the engine, then let the ducks go."""
+        """End the engine, then let the card and the ducks go."""
         self.engine.stop()
+        self.host.close()
         self.experts.close()
 
 
@@ -44,22 +46,24 @@ def start_machinery(config: RunConfig) -> Machinery:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with step(f"loading {config.model_name} from {config.model_dir}"):
-        loaded = load_model(config.model_dir, routed_experts=config.experts)
-    experts = loaded.local_experts or start_remote_experts(config, loaded.model.config)
+        host = load_host_part(config)
+    experts = host.local_experts or start_remote_experts(config, host.model.config)
     try:
         engine = Engine(
-            loaded.model,
+            host.model,
             experts,
             mtp=config.mtp,
-            max_context=config.max_context,
+            max_context=host.max_context,
             max_queue=config.max_queue,
             prefill_chunk=config.prefill_chunk,
+            max_active=host.max_active,
         )
         engine.start()
     except BaseException:
+        host.close()
         experts.close()
         raise
-    return Machinery(engine, experts)
+    return Machinery(engine, experts, host)
 
 
 def start_remote_experts(config: RunConfig, model: ModelConfig) -> Experts:

@@ -79,6 +79,18 @@ def test_cache_rows_are_given_out_once_and_come_back() -> None:
         third.require(31)
 
 
+def test_slots_keep_room_for_whole_sequences() -> None:
+    pool = CachePool(
+        full_size("deepseek-v3.2"), [], positions=100, dtype=torch.bfloat16,
+        device=torch.device("cpu"), slot=50,
+    )  # fmt: skip
+    first, second = pool.reserve(10), pool.reserve(50)
+    assert (first.base, second.base) == (0, 50)
+    del first
+    gc.collect()
+    assert pool.reserve(50).base == 0  # without slots the second would lie at 10 to 59
+
+
 def test_emulated_ducks_answer_in_turn() -> None:
     library = native_path("libduckecho.so")
     if not Path(library).exists():
