@@ -13,7 +13,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +32,7 @@ SCHEMA_VERSION = 1
 ALIGN = 256  # of arrays: beyond what any load of the card wants
 INDEX_NAME, DATA_NAME = "host.json", "host.bin"
 INDEX_BYTES_MAX = 64 << 20
-HASH_BYTES = 16 << 20
+PIECE_BYTES = 64 << 20  # of a read; two such buffers are in host memory
 DTYPES = {
     "uint8": torch.uint8,
     "bfloat16": torch.bfloat16,
@@ -163,7 +165,7 @@ class _Index:
 class HostFileWeights:
     """cuda.weights.GpuWeights of an exported file: all arrays are views of one buffer.
 
-    The file is read into host memory once, compared with its digest, and copied to the device.
+    The file is read once, piece by piece onto the device, and compared with its digest.
     """
 
     def __init__(self, folder: Path, model_dir: Path, device: torch.device) -> None:
@@ -175,7 +177,7 @@ class HostFileWeights:
         self._arrays = index.arrays
         self._config = load_config(model_dir)
         self._require_all(self._config)
-        self._buffer = _read_data(folder / DATA_NAME, index).to(device)
+        self._buffer = _read_data(folder / DATA_NAME, index, device)
 
     def fused(self, parts: Sequence[Part], columns: int) -> tuple[Matrix, list[int]]:
         """See GpuWeights."""
@@ -246,26 +248,44 @@ def _read_index(folder: Path) -> _Index:
         raise WeightsError(f"{path} cannot be used: {error}", AGAIN) from error
 
 
-def _read_data(path: Path, index: _Index) -> torch.Tensor:
-    """All bytes in one go, with the digest checked; pinned where there is a card to copy to."""
+def _read_data(path: Path, index: _Index, device: torch.device) -> torch.Tensor:
+    """All bytes in one pass, on `device`; the digest is checked before they are given out.
+
+    Pieces go through two buffers (pinned where there is a card): while one is hashed by a thread,
+    the next is read, so the host needs no memory of the file's size.
+    """
     try:
         size = path.stat().st_size
         if size != index.bytes:
             raise WeightsError(f"{path} has {size} bytes, expected {index.bytes}", AGAIN)
-        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        view = buffer.numpy().data
-        with path.open("rb", buffering=0) as file:
-            done = 0
-            while done < size:
-                got = file.readinto(view[done:])
-                if not got:
-                    raise WeightsError(f"{path} ends at byte {done} of {size}", AGAIN)
-                done += got
+        data = torch.empty(size, dtype=torch.uint8, device=device)
+        pinned = device.type == "cuda"
+        stages = [
+            torch.empty(min(PIECE_BYTES, size), dtype=torch.uint8, pin_memory=pinned)
+            for _ in range(2)
+        ]
+        digest = hashlib.sha256()
+        hashed: Future[None] | None = None
+        with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1) as hasher:
+            for number, begin in enumerate(range(0, size, PIECE_BYTES)):
+                piece = stages[number % 2][: min(PIECE_BYTES, size - begin)]
+                _fill(file, piece, path, begin)
+                data[begin : begin + piece.numel()].copy_(piece)
+                if hashed is not None:
+                    hashed.result()  # the other buffer is free again
+                hashed = hasher.submit(digest.update, piece.numpy().data)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
-    digest = hashlib.sha256()
-    for begin in range(0, size, HASH_BYTES):
-        digest.update(view[begin : begin + HASH_BYTES])
     if digest.hexdigest() != index.sha256:
         raise WeightsError(f"{path} does not have the digest of its index", AGAIN)
-    return buffer
+    return data
+
+
+def _fill(file: FileIO, piece: torch.Tensor, path: Path, begin: int) -> None:
+    view = piece.numpy().data
+    done = 0
+    while done < len(view):
+        got = file.readinto(view[done:])
+        if not got:
+            raise WeightsError(f"{path} ends at byte {begin + done}", AGAIN)
+        done += got

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from host_runtime.engine import Engine, FinishedEvent, SamplingParams, TokenEven
 
 pytestmark = needs_cuda
 DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
+ANSWERS = 1500
 PROMPTS: list[dict[str, Any]] = json.loads((DUCKLET / "reference.json").read_text())["prompts"]
 
 
@@ -74,6 +76,33 @@ def test_seeded_sampling_reproduces() -> None:
         answers(Engine(gpu, experts), PROMPTS[:1], temperature=0.8, seed=5)[0][0] for _ in range(2)
     )
     assert first == second
+
+
+def test_drafts_keep_the_distribution_of_sampled_answers() -> None:
+    """Chi-square of answers of three tokens at temperature 1, with drafts and without."""
+    gpu, experts = model()
+    start = PROMPTS[0]["prompt_ids"][:1]  # after a prompt ducklet is nearly certain
+    short = {"prompt_ids": start, "greedy_ids": [0, 0, 0]}  # only the answer's length counts
+    counts: list[Counter[tuple[int, ...]]] = []
+    for mtp in (True, False):
+        engine = Engine(gpu, experts, mtp=mtp)
+        first = ANSWERS if mtp else 0
+        seen: Counter[tuple[int, ...]] = Counter()
+        proposed = accepted = 0
+        for seed in range(first, first + ANSWERS):
+            ((tokens, stats),) = answers(engine, [short], temperature=1.0, seed=seed)
+            seen[tuple(tokens)] += 1
+            proposed, accepted = proposed + stats.drafts_proposed, accepted + stats.drafts_accepted
+        assert (0 < accepted < proposed) if mtp else proposed == 0
+        counts.append(seen)
+    frequent = [answer for answer, count in (counts[0] + counts[1]).items() if count >= 20]
+    assert len(frequent) >= 5, "answers that hardly differ would prove nothing"
+    cells = [[seen[answer] for answer in frequent] for seen in counts]
+    rows = [[*row, ANSWERS - sum(row)] for row in cells]  # the last one: all rare answers
+    statistic = sum((a - b) ** 2 / (a + b) for a, b in zip(*rows, strict=True) if a + b)
+    degrees = len(frequent)
+    spread = 2 / (9 * degrees)  # Wilson-Hilferty, exceeded by chance once in a million
+    assert statistic < degrees * (1 - spread + 4.75 * spread**0.5) ** 3
 
 
 def test_a_failing_call_ends_one_request_only() -> None:

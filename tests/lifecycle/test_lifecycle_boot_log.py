@@ -16,7 +16,8 @@ from duckctl.lifecycle.boot_log import Listener, life_event, listen, sighting_of
 from duckctl.lifecycle.machine import Event, Kind, State
 from duckctl.lifecycle.store import Store, open_store
 
-STAMP = time.strftime("%b %d %H:%M:%S", time.localtime(time.time()))
+LOGGED_S = time.time()  # of every line: the store's clock is set by it, not by when a test runs
+STAMP = time.strftime("%b %d %H:%M:%S", time.localtime(LOGGED_S))
 MAC = "a8:b8:e0:21:01:0b"
 STRANGER = "a8:b8:e0:21:01:99"
 
@@ -53,7 +54,7 @@ def boot_of_duck01(fleet: Fleet) -> None:
 def test_a_boot_is_followed(fleet: Fleet) -> None:
     """DISCOVER and a fetched image take the duck to booting(hello); others stay as they are."""
     boot_of_duck01(fleet)
-    with open_store(fleet, clock=lambda: time.time() - 60) as store:
+    with open_store(fleet, clock=lambda: LOGGED_S - 60) as store:
         told = listen(fleet, store)
         assert [(duck, event.kind) for duck, event in told] == [
             ("duck01", Kind.DHCP),
@@ -66,7 +67,7 @@ def test_a_boot_is_followed(fleet: Fleet) -> None:
 def test_nothing_is_told_twice_whoever_listens(fleet: Fleet) -> None:
     """Two listeners and a third after a restart share one position."""
     boot_of_duck01(fleet)
-    with open_store(fleet, clock=lambda: time.time() - 60) as store, open_store(fleet) as other:
+    with open_store(fleet, clock=lambda: LOGGED_S - 60) as store, open_store(fleet) as other:
         first, second = Listener(fleet, store), Listener(fleet, other)
         assert len(first.listen()) == 2
         assert second.listen() == []
@@ -85,7 +86,7 @@ def test_a_killed_listener_loses_nothing(fleet: Fleet, monkeypatch: pytest.Monke
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with open_store(fleet, clock=lambda: time.time() - 60) as store:
+    with open_store(fleet, clock=lambda: LOGGED_S - 60) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Store, "remember", die)
             with pytest.raises(KeyboardInterrupt):
@@ -98,7 +99,7 @@ def test_a_killed_listener_loses_nothing(fleet: Fleet, monkeypatch: pytest.Monke
 def test_a_rotated_log_is_read_from_its_beginning(fleet: Fleet) -> None:
     """The boot service moves a full log away and begins a new one."""
     boot_of_duck01(fleet)
-    with open_store(fleet, clock=lambda: time.time() - 60) as store:
+    with open_store(fleet, clock=lambda: LOGGED_S - 60) as store:
         listen(fleet, store)
         log = boot_paths(fleet).dnsmasq_log
         log.rename(log.with_suffix(".log.1"))
@@ -124,7 +125,7 @@ def test_http_boot_is_followed(fleet: Fleet) -> None:
     entry["path"] = "/images/duckos/duckos.efi"
     lines = [json.dumps(entry), json.dumps({**entry, "method": "GET"})]
     boot_paths(fleet).http_log.write_text("\n".join(lines) + "\n")
-    with open_store(fleet, clock=lambda: time.time() - 60) as store:
+    with open_store(fleet, clock=lambda: LOGGED_S - 60) as store:
         listen(fleet, store)
         assert store.state_of("duck01").describe() == "booting(hello)"
 

@@ -184,9 +184,13 @@ def test_a_slow_call_is_a_deadline_though_the_duck_is_alive(
     tmp_path: Path, echo_kernel: bytes
 ) -> None:
     options = TransportOptions(silence_ms=800, ping_ms=100, call_ms=1500)
-    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf, options) as transport:
+    request = open_request(time_limit_ms=20_000)
+    with (
+        running_shelf(tmp_path, echo_kernel, [0]) as shelf,
+        serving(shelf, options, request) as transport,
+    ):
         with pytest.raises(DeadlineError, match=r"d01 .*is alive, but did not finish call 1"):
-            call(transport, message(BUSY, 0xFFFFFFFF), 4)
+            call(transport, message(FOREVER), 4)
         assert transport.duck_status(0).heard_age_ns < 800_000_000
 
 
