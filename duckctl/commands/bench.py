@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from duckctl.commands import bench_boot, bench_ducks, bench_gap, bench_gpu, bench_serve
+from duckctl.commands import (
+    bench_boot,
+    bench_ducks,
+    bench_gap,
+    bench_gpu,
+    bench_lanes,
+    bench_serve,
+)
 from duckctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ bench_gpu.register(app)
 bench_boot.register(app)
 bench_ducks.register(app)
 bench_gap.register(app)
+bench_lanes.register(app)
 
 
 @app.callback()

@@ -48,8 +48,8 @@ def gap(
     from duckctl.console import print_json, print_table, talk
 
     words = ["--ducks", ducks, "--bytes", sizes, "--mtu", mtu, "--calls", str(calls)]
-    _check_numbers(ducks, sizes, mtu)
-    document = run_bench("gap", [*words, *_policy(poll)])
+    check_numbers(ducks, sizes, mtu)
+    document = run_bench("gap", [*words, *policy_words(poll)])
     if as_json:
         print_json(document)
         return
@@ -80,8 +80,8 @@ def wire(
     from duckctl.console import print_json, print_table
 
     words = ["--ducks", ducks, "--mtu", mtu, "--megabytes", str(megabytes)]
-    _check_numbers(ducks, mtu)
-    document = run_bench("link", [*words, *_policy(poll)])
+    check_numbers(ducks, mtu)
+    document = run_bench("link", [*words, *policy_words(poll)])
     if as_json:
         print_json(document)
         return
@@ -108,13 +108,15 @@ def _wire_row(case: Mapping[str, Any]) -> Sequence[object]:
     )
 
 
-def _policy(poll: str) -> list[str]:
+def policy_words(poll: str) -> list[str]:
+    """The benchmark's arguments for a poll policy; UsageError for an unknown one."""
     if poll not in POLICIES:
         raise UsageError(f"--poll '{poll}' is unknown", f"policies: {', '.join(POLICIES)}")
     return ["--poll", poll]
 
 
-def _check_numbers(*lists: str) -> None:
+def check_numbers(*lists: str) -> None:
+    """UsageError unless each text is a list of positive numbers."""
     for text in lists:
         if not text or any(not word.isdigit() or int(word) == 0 for word in text.split(",")):
             raise UsageError(f"'{text}' is no list of numbers", "write them like 1,2,4")

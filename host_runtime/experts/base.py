@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -64,4 +64,41 @@ class Experts(Protocol):
 
     def close(self) -> None:
         """Release what the experts hold; no call may follow."""
+        ...
+
+
+@dataclass(frozen=True)
+class MailboxMemory:
+    """Addresses of one lane's mailbox (ops/gpu/mailbox.py); top_k ids and weights."""
+
+    top_k: int
+    flags: int
+    ids: int
+    weights: int
+    hidden: int
+    result: int
+
+
+class LaneCalls(Protocol):
+    """Native threads that answer the expert calls of captured steps. Used by one thread."""
+
+    def begin(self) -> None:
+        """A step begins. Raises ExpertsUnavailableError when no call is possible now."""
+        ...
+
+    def end(self) -> list[HostError | None]:
+        """The step is over; of each lane what went wrong first."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+@runtime_checkable
+class LaneExperts(Protocol):
+    """Experts that serve mailboxes themselves, without Python on the way."""
+
+    def open_lanes(self, mailboxes: Sequence[MailboxMemory]) -> LaneCalls:
+        """Threads for these mailboxes, whose memory outlives them."""
         ...

@@ -12,7 +12,7 @@ import ctypes
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,22 @@ import torch
 
 from host_runtime import wire
 from host_runtime.errors import HostError
-from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError
+from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError, MailboxMemory
 from host_runtime.experts.call_trace import TRACE_CALLS_MAX, CallRecorder, DuckPlace
+from host_runtime.experts.remote_lanes import RemoteLanes
 from host_runtime.fleet.cache import CacheConfig, load_cache
 from host_runtime.fleet.config import FleetConfig
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.kernel_file import load_kernel_file
 from host_runtime.fleet.manager import FleetManager
 from host_runtime.fleet.status import FleetEvent
-from host_runtime.transport import Faults, TransportCode, TransportError, TransportOptions
+from host_runtime.transport import (
+    Faults,
+    LaneShape,
+    TransportCode,
+    TransportError,
+    TransportOptions,
+)
 
 DTYPES = {
     wire.Dtype.F32: torch.float32,
@@ -57,6 +64,7 @@ class RemoteOptions:
     core_count: int = 0  # of each duck; 0 = all
     tokens_max: int = wire.EXPERTS_TOKENS_MAX  # of one message
     faults: Faults | None = None
+    poll_policy: wire.PollPolicy = wire.PollPolicy.BLOCK  # of the host's threads
     # Between two pieces of weights that ducks compare with their digest again; 0 = never.
     scrub_pause_s: float = 30.0
 
@@ -188,6 +196,7 @@ class RemoteExperts:
             self._options.call_deadline_ms,
             scrub_pause_s=self._options.scrub_pause_s,
         )
+        self._lanes: list[RemoteLanes] = []
         self._last_status: list[DuckStatus] | None = None  # set by close()
 
     def start(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -214,6 +223,29 @@ class RemoteExperts:
         self._check(layer, hidden, expert_ids, expert_weights)
         self._refuse_while_away()
         return RemotePending(self, layer, hidden, expert_ids, expert_weights, self._tokens_max)
+
+    def open_lanes(self, mailboxes: Sequence[MailboxMemory]) -> RemoteLanes:
+        """Native threads that answer the mailboxes of captured steps. See base.LaneExperts."""
+        options = self._options
+        shape = LaneShape(
+            hidden_size=self._cache.hidden_size,
+            top_k=mailboxes[0].top_k,
+            expert_count=self._cache.expert_count,
+            layers=self._cache.layers,
+            activation_dtype=options.activation_dtype,
+            result_dtype=options.result_dtype,
+            poll_policy=options.poll_policy,
+        )
+        lanes = RemoteLanes(
+            self._transport,
+            mailboxes,
+            shape,
+            self._refuse_while_away,
+            self._unavailable,
+            lambda: self._recorder,
+        )
+        self._lanes.append(lanes)
+        return lanes
 
     def status(self) -> list[DuckStatus]:
         """One entry per duck, in slot order; after close() as it was then."""
@@ -250,6 +282,8 @@ class RemoteExperts:
         """Ends the compute session and all threads; calling it again does nothing."""
         if self._last_status is not None:
             return
+        for lanes in self._lanes:
+            lanes.close()
         self._manager.close()
         self._last_status = self.status()
         self._transport.close()
@@ -424,6 +458,7 @@ def _tokens_that_fit(cache: CacheConfig, options: RemoteOptions) -> int:
 
 def _transport_options(options: RemoteOptions) -> TransportOptions:
     return TransportOptions(
+        poll_policy=options.poll_policy,
         silence_ms=options.call_deadline_ms,
         call_ms=options.call_time_limit_ms + options.call_deadline_ms,
     )

@@ -18,6 +18,7 @@ from host_runtime.transport.errors import (
     TransportError,
     VersionMismatchError,
 )
+from host_runtime.transport.lanes import Lane, LaneCall, LaneOutcome, Lanes, LaneShape
 from host_runtime.transport.native import (
     DomainStats,
     DuckLinkStatus,
@@ -39,6 +40,11 @@ __all__ = [
     "Faults",
     "Greeting",
     "IdentityCheck",
+    "Lane",
+    "LaneCall",
+    "LaneOutcome",
+    "LaneShape",
+    "Lanes",
     "Progress",
     "Timing",
     "Transport",

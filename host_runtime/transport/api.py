@@ -16,7 +16,8 @@ from types import TracebackType
 
 from host_runtime import wire
 from host_runtime.transport import native
-from host_runtime.transport.errors import CLASS_OF_CODE, TransportCode, TransportError
+from host_runtime.transport.errors import TransportCode, TransportError, native_error
+from host_runtime.transport.lanes import Lane, Lanes, LaneShape
 
 REPLY_BYTES_MAX = wire.WIRE_PACKET_BYTES_MAX
 
@@ -278,6 +279,10 @@ class Transport:
         """Give back a ticket, whether its call is finished or not."""
         self._call(self._library.duckhost_release, ticket)
 
+    def open_lanes(self, lanes: Sequence[Lane], shape: LaneShape) -> Lanes:
+        """Native threads that answer the mailboxes ``lanes`` with the session's ducks."""
+        return Lanes(self._library, self._fleet, lanes, shape)
+
     # ---- what is going on ----------------------------------------------------------------------
     def duck_status(self, duck: int) -> native.DuckLinkStatus:
         """Heartbeat and counters of one duck; never waits."""
@@ -410,16 +415,6 @@ def _address_of(data: bytes | bytearray | memoryview) -> Iterator[tuple[int, int
 
 
 def _check(code: int, error: native.Error) -> None:
-    if code == TransportCode.OK:
-        return
-    kind = TransportCode(code)
-    raise CLASS_OF_CODE.get(kind, TransportError)(
-        error.text.decode(errors="replace"),
-        error.hint.decode(errors="replace"),
-        code=kind,
-        duck=error.duck,
-        ducks=tuple(i for i in range(native.DUCKS_MAX) if error.ducks >> i & 1),
-        status=error.status,
-        detail=error.detail,
-        value=error.value,
-    )
+    problem = native_error(code, error)
+    if problem is not None:
+        raise problem

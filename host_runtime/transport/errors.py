@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from host_runtime.errors import HostError
+from host_runtime.transport import native
 
 
 class TransportCode(IntEnum):
@@ -78,3 +79,20 @@ CLASS_OF_CODE: dict[TransportCode, type[TransportError]] = {
     TransportCode.REFUSED: DuckRefusedError,
     TransportCode.FAULT: DuckFaultError,
 }
+
+
+def native_error(code: int, error: native.Error) -> TransportError | None:
+    """What a native function told, None for OK."""
+    if code == TransportCode.OK:
+        return None
+    kind = TransportCode(code)
+    return CLASS_OF_CODE.get(kind, TransportError)(
+        error.text.decode(errors="replace"),
+        error.hint.decode(errors="replace"),
+        code=kind,
+        duck=error.duck,
+        ducks=tuple(i for i in range(native.DUCKS_MAX) if error.ducks >> i & 1),
+        status=error.status,
+        detail=error.detail,
+        value=error.value,
+    )

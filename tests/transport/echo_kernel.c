@@ -3,6 +3,7 @@
  * A small kernel for the transport's tests: what a call does is told by its first words. Core 0
  * works, the others wait for the end of the session.
  */
+#include <duck/experts.h>
 #include <duck/kernel_abi.h>
 
 enum test_command {
@@ -13,7 +14,11 @@ enum test_command {
     TEST_CRASH = 4,    /* write to address `argument` */
     TEST_FOREVER = 5,
     TEST_BUSY = 6, /* `argument` spins, then echo */
+    /* One float32 row: times the factor, after layer and each weight * (expert + 1) were added.
+     * Layer 7 is refused, layer 8 crashes. */
+    TEST_EXPERTS = DUCK_EXPERTS_CALL_MAGIC,
 };
+enum { REFUSED_LAYER = 7, CRASHING_LAYER = 8 };
 
 struct test_call {
     uint32_t command, argument, seed, reserved;
@@ -55,6 +60,29 @@ static void generate(const struct duck_kernel_context *context, uint32_t *to, ui
     }
 }
 
+static void refuse(struct duck_kernel_slot *slot) {
+    slot->status = 7;
+    copy((uint8_t *)slot->text, (const uint8_t *)"seven is refused", 17);
+}
+
+static void experts(const struct duck_kernel_context *context, struct duck_kernel_slot *slot,
+                    const uint8_t *input, float *output) {
+    const struct duck_experts_call *call = (const struct duck_experts_call *)input;
+    const uint16_t *expert = (const uint16_t *)(input + sizeof *call);
+    const float *weight = (const float *)(input + duck_experts_weight_offset(1, call->top_k));
+    const float *hidden = (const float *)(input + call->activation_offset);
+    float shift = (float)call->layer;
+    if (call->layer == REFUSED_LAYER) {
+        refuse(slot);
+        return;
+    }
+    if (call->layer == CRASHING_LAYER) *(volatile uint32_t *)(uintptr_t)(4 * call->top_k) = 1;
+    for (uint32_t j = 0; j < call->top_k; j++) shift += weight[j] * (float)(expert[j] + 1);
+    slot->output_bytes = 4 * call->hidden_size;
+    for (uint32_t i = 0; i < call->hidden_size; i++) output[i] = hidden[i] + shift;
+    scale(context, output, output, call->hidden_size);
+}
+
 static void work(const struct duck_kernel_context *context, struct duck_kernel_slot *slot) {
     const uint8_t *input = context->calls + slot->input_offset;
     uint8_t *output = context->calls + slot->output_offset;
@@ -71,14 +99,12 @@ static void work(const struct duck_kernel_context *context, struct duck_kernel_s
         slot->output_bytes = call->argument;
         generate(context, (uint32_t *)output, call->argument / 4, call->seed);
         return;
-    case TEST_REFUSE:
-        slot->status = 7;
-        copy((uint8_t *)slot->text, (const uint8_t *)"seven is refused", 17);
-        return;
+    case TEST_REFUSE: refuse(slot); return;
     case TEST_CRASH: *(volatile uint32_t *)(uintptr_t)call->argument = 1; return;
     case TEST_FOREVER:
         for (;;) spin(1000000);
     case TEST_BUSY: spin(call->argument); break;
+    case TEST_EXPERTS: experts(context, slot, input, (float *)output); return;
     default: break;
     }
     copy(output, input, slot->input_bytes);

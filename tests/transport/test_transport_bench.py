@@ -40,4 +40,20 @@ def test_wire_tells_bulk_calls_and_raw(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("words", [["--ducks", "0"], ["--mtu", "big"], ["--poll", "often"]])
 def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "gap", *words]) == ExitCode.USAGE
+    lanes = ["--hidden" if word == "--mtu" else word for word in words]
+    assert cli.run(["bench", "lanes", *lanes]) == ExitCode.USAGE
     assert capsys.readouterr().out == ""
+
+
+def test_lanes_tell_both_ways_and_the_bare_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """All from the same run; no way beats the transport that all of them use."""
+    words = ["--ducks", "2", "--hidden", "512", "--calls", "240", "--json"]
+    assert cli.run(["bench", "lanes", *words]) == ExitCode.OK
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert (case["ducks"], case["hidden"]) == (2, 512)
+    for way in ("native", "python", "submit"):
+        one = case[way]["one_lane_us"]
+        assert 0 < one["p50"] <= one["p99"] <= one["max"]
+    for way in ("native", "python"):
+        assert case[way]["two_lanes_us"]["p50"] > 0
+    assert 0 < case["transport_us"]["p50"] <= case["native"]["one_lane_us"]["max"]

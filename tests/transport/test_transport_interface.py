@@ -41,9 +41,9 @@ INCLUDES = [f"-I{ROOT / 'kernels/include'}", f"-I{ROOT / 'host_runtime/transport
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 
 
-def layout_program() -> str:
-    lines = ["#include <duckhost.h>", "#include <stdio.h>", "int main(void) {"]
-    for name, structure in STRUCTURES.items():
+def layout_program(header: str, structures: dict[str, type[ctypes.Structure]]) -> str:
+    lines = [f"#include <{header}>", "#include <stdio.h>", "int main(void) {"]
+    for name, structure in structures.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         for field in structure._fields_:
             item = f"{name}.{field[0]}"
@@ -55,21 +55,38 @@ def layout_program() -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(("compiler", "standard"), [("cc", "c11"), ("c++", "c++17")])
-def test_header_and_ctypes_agree(tmp_path: Path, compiler: str, standard: str) -> None:
-    source = tmp_path / ("layout.c" if compiler == "cc" else "layout.cc")
-    source.write_text(layout_program())
-    program = tmp_path / "layout"
+def header_layout(
+    folder: Path,
+    header: str,
+    structures: dict[str, type[ctypes.Structure]],
+    compiler: str,
+    standard: str,
+) -> list[str]:
+    """Sizes and offsets as a compiler sees them."""
+    source = folder / ("layout.c" if compiler == "cc" else "layout.cc")
+    source.write_text(layout_program(header, structures))
+    program = folder / "layout"
     command = [compiler, f"-std={standard}", *STRICT, *INCLUDES, str(source), "-o", str(program)]
     subprocess.run(command, check=True)
     told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    expected = []
-    for name, structure in STRUCTURES.items():
-        expected.append(f"{name} {ctypes.sizeof(structure)}")
+    return told.splitlines()
+
+
+def python_layout(structures: dict[str, type[ctypes.Structure]]) -> list[str]:
+    """The same as ctypes see them."""
+    lines = []
+    for name, structure in structures.items():
+        lines.append(f"{name} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             place = getattr(structure, field[0])
-            expected.append(f"{name}.{field[0]} {place.offset} {place.size}")
-    assert told.splitlines() == expected
+            lines.append(f"{name}.{field[0]} {place.offset} {place.size}")
+    return lines
+
+
+@pytest.mark.parametrize(("compiler", "standard"), [("cc", "c11"), ("c++", "c++17")])
+def test_header_and_ctypes_agree(tmp_path: Path, compiler: str, standard: str) -> None:
+    told = header_layout(tmp_path, "duckhost.h", STRUCTURES, compiler, standard)
+    assert told == python_layout(STRUCTURES)
 
 
 def test_codes_are_those_of_the_header(tmp_path: Path) -> None:
