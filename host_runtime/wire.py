@@ -483,7 +483,6 @@ EXPERT_NONE = 0xFFFF
 EXPERTS_TOKENS_MAX = 512
 EXPERTS_TOP_K_MAX = 16
 EXPERTS_SUM_FLOATS = 131072
-EXPERTS_CHUNK_TOKENS = 256
 
 
 class Dtype(IntEnum):
@@ -531,7 +530,7 @@ def experts_scratch_bytes(
 ) -> int:
     """``duck_open.scratch_bytes`` for calls of up to tokens_max x top_k_max."""
     pairs = tokens_max * top_k_max
-    floats = 2 * hidden + max(32 * pairs, EXPERTS_SUM_FLOATS) + 2 * 32 * EXPERTS_CHUNK_TOKENS
+    floats = 2 * hidden + max(32 * pairs, EXPERTS_SUM_FLOATS)
     core = -(-(4 * floats + 16 * pairs + 64) // 4096) * 4096
     groups_max = (rows + 95) // 128 + 1
     shared = 4096 + 4 * tokens_max * hidden + 512 * pairs * groups_max

@@ -102,7 +102,7 @@ def cycles_per_second() -> float:
 def scratch_bytes(hidden: int, rows: int, tokens: int, top_k: int, cores: int) -> int:
     """duck_experts_scratch_bytes of kernels/include/duck/experts.h."""
     pairs = tokens * top_k
-    floats = 2 * hidden + max(32 * pairs, 131072) + 2 * 32 * 256
+    floats = 2 * hidden + max(32 * pairs, 131072)
     core = -(-(4 * floats + 16 * pairs + 64) // 4096) * 4096
     shared = 4096 + 4 * tokens * hidden + 512 * pairs * ((rows + 95) // 128 + 1)
     return -(-shared // 4096) * 4096 + cores * core

@@ -57,13 +57,9 @@ INLINE struct block next_block(const enum kind kind, const struct duck_run *run,
     return block;
 }
 
-INLINE const float *scale_row(const struct duck_run *run, uint32_t p) {
-    return run->scale + ((run->first_panel + p) / 4 - run->first_panel / 4) * run->groups;
-}
-
 INLINE float *out_of(const struct duck_run *run, uint32_t entry, uint32_t p) {
     uint32_t row = run->out_row != NULL ? run->out_row[entry] : entry;
-    return run->out + row * run->out_stride + (uint64_t)p * DUCK_PANEL_ROWS;
+    return run->out + row * run->out_stride + p * run->out_panel_stride;
 }
 
 INLINE void prefetch_group(const enum kind kind, const uint8_t *ahead) {
@@ -150,7 +146,7 @@ INLINE void run_gemv(const enum kind kind, const int tokens, const struct duck_r
             x[t] = run->x + (uint64_t)run->x_row[t] * DUCK_BLOCK;
         }
         for (uint32_t g = 0; g < run->groups; g++) {
-            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
+            struct block block = next_block(kind, run, &walk, g, duck_scale_row(run, p));
             if (tokens <= 2) {
                 multiply_block(kind, tokens, 0, 2, &block, x, total);
             } else {
@@ -191,7 +187,7 @@ INLINE void run_direct(const enum kind kind, const struct duck_run *run) {
             for (int v = 0; v < 4; v++) total[t][v] = _mm256_setzero_ps();
         }
         for (uint32_t g = 0; g < run->groups; g++) {
-            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
+            struct block block = next_block(kind, run, &walk, g, duck_scale_row(run, p));
             for (uint32_t tile = 0; tile < tiles; tile++) {
                 uint32_t first = run->entries * tile / tiles;
                 uint32_t tokens = run->entries * (tile + 1) / tiles - first;
@@ -271,12 +267,12 @@ INLINE void multiply_tile(const int tokens, const int row, const float *w, uint6
     __m256 sum[GEMV_TOKENS_MAX][2];
 #pragma GCC unroll 6
     for (int t = 0; t < tokens; t++) sum[t][0] = sum[t][1] = _mm256_setzero_ps();
-    for (uint64_t k = 0; k < columns; k += 4) {
-#pragma GCC unroll 4
-        for (uint64_t j = 0; j < 4; j++) {
+    for (uint64_t k = 0; k < columns; k += 16) {
+#pragma GCC unroll 16
+        for (uint64_t j = 0; j < 16; j++) {
             __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row);
             __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row + 8);
-            if (j == 0 && k % 16 == 0) {
+            if (j == 0) {
                 /* The tile after this one is usually the next in memory. */
 #pragma GCC unroll 6
                 for (int t = 0; t < tokens; t++) {
@@ -302,9 +298,15 @@ INLINE void multiply_tile(const int tokens, const int row, const float *w, uint6
     }
 }
 
-/* Both halves of the panel's rows. */
+/* Both halves of the panel's rows. A whole block gets a loop of constant length, whose end is
+ * predicted: what a mispredicted one costs is a tenth of a tile. */
 INLINE void multiply_halves(const int tokens, const float *w, const struct block *block,
                             const float *const *x, bool is_first, float *const *out) {
+    if (block->columns == DUCK_BLOCK) {
+        multiply_tile(tokens, 0, w, DUCK_BLOCK, x, block->scale, is_first, out);
+        multiply_tile(tokens, 16, w, DUCK_BLOCK, x, block->scale, is_first, out);
+        return;
+    }
     multiply_tile(tokens, 0, w, block->columns, x, block->scale, is_first, out);
     multiply_tile(tokens, 16, w, block->columns, x, block->scale, is_first, out);
 }
@@ -328,20 +330,65 @@ static void multiply_entries(const struct duck_run *run, uint32_t p, uint32_t g,
     }
 }
 
+/* Panels whose sums are carried from block to block together: for each of them the activations of
+ * one block are read again, so these and the sums should stay in the second-level cache. */
+#define GEMM_PANELS 8u
+
+/* One column group of some panels. */
+struct gemm_step {
+    uint32_t panel, panels, group;
+    uint64_t offset; /* of the group's codes within a panel */
+    uint32_t columns;
+};
+
+/* Where the codes after panel p's block of this step are: the next panel's block, after the last
+ * panel the first one's next block, and at the end of all groups `next`. */
+INLINE const uint8_t *after_block(const enum kind kind, const struct duck_run *run,
+                                  const struct gemm_step *step, uint32_t p, uint64_t panel_bytes) {
+    const uint8_t *first = run->codes + step->panel * panel_bytes + step->offset;
+    if (p + 1 < step->panels) return first + (p + 1) * panel_bytes;
+    if (step->group + 1 < run->groups) return first + step->columns / 8 * kind_group_bytes(kind);
+    if (step->panel + step->panels < run->panels) {
+        return run->codes + (step->panel + step->panels) * panel_bytes;
+    }
+    return run->next;
+}
+
+INLINE void gemm_blocks(const enum kind kind, const struct duck_run *run,
+                        const struct gemm_step *step, float *w) {
+    uint64_t panel_bytes = (uint64_t)run->columns / 8 * kind_group_bytes(kind);
+    uint32_t tiles = tile_count(run->entries), g = step->group;
+    uint32_t least = run->entries / tiles, more = run->entries % tiles;
+    for (uint32_t p = 0; p < step->panels; p++) {
+        uint32_t panel = step->panel + p;
+        struct block block = {
+            .codes = run->codes + panel * panel_bytes + step->offset,
+            .ahead = after_block(kind, run, step, p, panel_bytes),
+            .columns = step->columns,
+            .scale = duck_scale_row(run, panel)[g] * kind_memory_sum_scale(kind),
+        };
+        decode_block(kind, &block, w);
+        for (uint32_t tile = 0, first = 0; tile < tiles; tile++) {
+            uint32_t count = least + (tile < more ? 1 : 0);
+            multiply_entries(run, panel, g, w, &block, first, count);
+            first += count;
+        }
+    }
+}
+
 INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
     _Alignas(64) float w[DUCK_BLOCK * DUCK_PANEL_ROWS];
-    struct walk walk = begin_walk(kind, run);
-    uint32_t tiles = tile_count(run->entries);
-    for (uint32_t p = 0; p < run->panels; p++) {
+    for (uint32_t panel = 0; panel < run->panels; panel += GEMM_PANELS) {
+        uint32_t left = run->panels - panel;
+        struct gemm_step step = {.panel = panel, .panels = left < GEMM_PANELS ? left : GEMM_PANELS};
+        uint32_t start = 0;
         for (uint32_t g = 0; g < run->groups; g++) {
-            struct block block = next_block(kind, run, &walk, g, scale_row(run, p));
-            block.scale = scale_row(run, p)[g] * kind_memory_sum_scale(kind);
-            decode_block(kind, &block, w);
-            for (uint32_t tile = 0; tile < tiles; tile++) {
-                uint32_t first = run->entries * tile / tiles;
-                uint32_t end = run->entries * (tile + 1) / tiles;
-                multiply_entries(run, p, g, w, &block, first, end - first);
-            }
+            uint32_t rest = run->columns - start;
+            step.group = g;
+            step.columns = g == 0 ? run->first_columns : rest < DUCK_BLOCK ? rest : DUCK_BLOCK;
+            gemm_blocks(kind, run, &step, w);
+            step.offset += step.columns / 8 * kind_group_bytes(kind);
+            start += step.columns;
         }
     }
 }

@@ -194,8 +194,7 @@ INLINE void block_sums(const uint32_t format, const int tokens, const uint8_t *c
 INLINE void run_tile(const uint32_t format, const int tokens, const struct duck_run *run,
                      uint32_t first, uint32_t p) {
     __m256 total[TILE_TOKENS_MAX][4];
-    const float *scale =
-        run->scale + ((run->first_panel + p) / 4 - run->first_panel / 4) * run->groups;
+    const float *scale = duck_scale_row(run, p);
     uint64_t panel_bytes = (uint64_t)(run->columns / 32) * chunk_bytes(format);
     uint64_t run_bytes = run->panels * panel_bytes;
     uint64_t at = p * panel_bytes;
@@ -234,7 +233,7 @@ INLINE void run_tile(const uint32_t format, const int tokens, const struct duck_
     for (int t = 0; t < tokens; t++) {
         uint32_t entry = first + (uint32_t)t;
         uint32_t row = run->out_row != NULL ? run->out_row[entry] : entry;
-        float *out = run->out + row * run->out_stride + (uint64_t)p * DUCK_PANEL_ROWS;
+        float *out = run->out + row * run->out_stride + p * run->out_panel_stride;
         for (int i = 0; i < 4; i++) _mm256_storeu_ps(out + 8 * i, total[t][i]);
     }
 }

@@ -130,14 +130,13 @@ static float inner_product(const struct duck_run *run, uint32_t format, const ui
 static void run_scalar(const struct duck_run *run, uint32_t format) {
     for (uint32_t p = 0; p < run->panels; p++) {
         const uint8_t *panel = run->codes + p * duck_panel_bytes(format, run->columns);
-        uint32_t scale_row = (run->first_panel + p) / 4 - run->first_panel / 4;
+        const float *scale = duck_scale_row(run, p);
         for (uint32_t e = 0; e < run->entries; e++) {
             const float *x = run->x + (uint64_t)run->x_row[e] * DUCK_BLOCK;
             uint32_t out_row = run->out_row != NULL ? run->out_row[e] : e;
-            float *out = run->out + out_row * run->out_stride + p * DUCK_PANEL_ROWS;
+            float *out = run->out + out_row * run->out_stride + p * run->out_panel_stride;
             for (uint32_t row = 0; row < DUCK_PANEL_ROWS; row++) {
-                out[row] =
-                    inner_product(run, format, panel, run->scale + scale_row * run->groups, row, x);
+                out[row] = inner_product(run, format, panel, scale, row, x);
             }
         }
     }

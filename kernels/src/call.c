@@ -117,9 +117,7 @@ static bool place_scratch(const struct duck_core *core, struct duck_job *job,
     job->x = shared_x;
     float *own_x = (float *)own;
     if (job->tokens <= 2) job->x = own_x;
-    job->gate = own_x + 2 * (uint64_t)job->hidden;
-    job->up = job->gate + 32 * DUCK_EXPERTS_CHUNK_TOKENS;
-    job->sums = job->up + 32 * DUCK_EXPERTS_CHUNK_TOKENS;
+    job->sums = own_x + 2 * (uint64_t)job->hidden;
     uint64_t sums = 32 * (uint64_t)job->pairs;
     job->entry_pair =
         (uint32_t *)(job->sums + (sums > DUCK_EXPERTS_SUM_FLOATS ? sums : DUCK_EXPERTS_SUM_FLOATS));

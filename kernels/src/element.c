@@ -34,14 +34,16 @@ static inline float limit(float x) {
     return magnitude >= X_LIMIT ? infinite : kept;
 }
 
-/* Activations as float32, limited. */
-void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, float *restrict x) {
+void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, float factor,
+                float *restrict x) {
     if (dtype == DUCK_DTYPE_BF16) {
         const uint16_t *in = activation;
-        for (uint32_t i = 0; i < count; i++) x[i] = limit(bits_float((uint32_t)in[i] << 16));
+        for (uint32_t i = 0; i < count; i++) {
+            x[i] = limit(bits_float((uint32_t)in[i] << 16)) * factor;
+        }
     } else {
         const float *in = activation;
-        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]);
+        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]) * factor;
     }
 }
 
@@ -54,8 +56,9 @@ static inline float e4m3_float(uint8_t code) {
     return bits_float(bits | (uint32_t)(code & 0x80u) << 24);
 }
 
-void duck_widen_fp8(const uint8_t *restrict in, float scale, uint32_t count, float *restrict x) {
-    for (uint32_t i = 0; i < count; i++) x[i] = limit(e4m3_float(in[i]) * scale);
+void duck_widen_fp8(const uint8_t *restrict in, float scale, uint32_t count, float factor,
+                    float *restrict x) {
+    for (uint32_t i = 0; i < count; i++) x[i] = limit(e4m3_float(in[i]) * scale) * factor;
 }
 
 /* 32 values to int8: scale = largest / 127, rounded to nearest even. With a NaN or infinity the
@@ -125,11 +128,6 @@ void duck_activate(const float *restrict gate, const float *restrict up, uint32_
     }
 }
 
-void duck_add_weighted(float weight, const float *restrict down, uint32_t count,
-                       float *restrict y) {
-    for (uint32_t i = 0; i < count; i++) y[i] = __builtin_fmaf(weight, down[i], y[i]);
-}
-
 /* Round to nearest even; a NaN stays one. */
 static inline uint16_t to_bf16(float value) {
     uint32_t bits = float_bits(value);
@@ -137,12 +135,19 @@ static inline uint16_t to_bf16(float value) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-void duck_store(const float *y, uint8_t dtype, uint32_t count, void *output) {
+void duck_combine(const float *weight, const uint16_t *expert, uint32_t top_k,
+                  const float *restrict sums, uint8_t dtype, void *restrict output) {
+    float y[DUCK_PANEL_ROWS] = {0};
+    for (uint32_t j = 0; j < top_k; j++, sums += DUCK_PANEL_ROWS) {
+        if (expert[j] == DUCK_EXPERT_NONE) continue;
+        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++)
+            y[i] = __builtin_fmaf(weight[j], sums[i], y[i]);
+    }
     if (dtype == DUCK_DTYPE_BF16) {
         uint16_t *out = output;
-        for (uint32_t i = 0; i < count; i++) out[i] = to_bf16(y[i]);
+        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++) out[i] = to_bf16(y[i]);
     } else {
         float *out = output;
-        for (uint32_t i = 0; i < count; i++) out[i] = y[i];
+        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++) out[i] = y[i];
     }
 }

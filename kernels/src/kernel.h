@@ -30,23 +30,33 @@
 
 /* Inner products of `panels` neighbouring panels with `entries` activation rows. */
 struct duck_run {
-    const uint8_t *codes;   /* of the first panel */
-    const uint8_t *next;    /* where this core reads next: prefetched towards the end */
-    const float *scale;     /* scales of the first panel's row block */
-    uint32_t panels;        /* at least 1 */
-    uint32_t first_panel;   /* index of the first panel: scale rows change every 4 panels */
-    uint32_t groups;        /* column groups, each with a scale of its own */
-    uint32_t first_columns; /* columns of group 0 */
-    uint32_t columns;       /* of a panel; groups after the first have 128, the last the rest */
+    const uint8_t *codes;    /* of the first panel */
+    const uint8_t *next;     /* where this core reads next: prefetched towards the end */
+    const float *scale;      /* scales of the first panel's row block */
+    const float *pair_scale; /* not null: panels alternate between two matrices, each panel has a
+                              * scale row of its own, and here the second matrix's begin */
+    uint32_t panels;         /* at least 1 */
+    uint32_t first_panel;    /* index of the first panel: scale rows change every 4 panels */
+    uint32_t groups;         /* column groups, each with a scale of its own */
+    uint32_t first_columns;  /* columns of group 0 */
+    uint32_t columns;        /* of a panel; groups after the first have 128, the last the rest */
     uint32_t entries;
     uint32_t gemm_entries; /* from this count on, blocks are decoded to memory first */
     const float *x;        /* activation blocks: x + group * x_group_stride + x_row[entry] * 128 */
     uint64_t x_group_stride; /* in floats */
     const uint32_t *x_row;
-    float *out; /* out[out_row[entry] * out_stride + 32 * panel + row] */
-    uint64_t out_stride;
+    float *out; /* out[panel * out_panel_stride + out_row[entry] * out_stride + row] */
+    uint64_t out_stride, out_panel_stride;
     const uint32_t *out_row; /* null: entry i goes to row i */
 };
+
+/* Scales of panel p of the run, one per group. */
+static inline const float *duck_scale_row(const struct duck_run *run, uint32_t p) {
+    if (run->pair_scale != NULL) {
+        return (p % 2 == 0 ? run->scale : run->pair_scale) + p / 2 * run->groups;
+    }
+    return run->scale + ((run->first_panel + p) / 4 - run->first_panel / 4) * run->groups;
+}
 
 /* What bodies with x_scale 0 find in an activation block of 128 floats: per 32 columns integers,
  * the float that a step of 1 stands for, and their sum. */
@@ -117,9 +127,8 @@ struct duck_job {
     /* scratch */
     float *x;    /* [hidden / 128][tokens][128], this core's own or shared */
     float *h;    /* [groups][pairs][128], shared */
-    float *sums; /* [pairs][32 * panels of a chunk], this core's own */
-    float *gate; /* [DUCK_EXPERTS_CHUNK_TOKENS][32], this core's own */
-    float *up;   /* the same */
+    float *sums; /* this core's own; phase 1: gate and up, [panels][2][entries][32], phase 2:
+                  * [panels][pairs][32] */
 };
 
 /* Check the call in `slot` and fill in `job`; false with a text otherwise. */
@@ -151,13 +160,17 @@ bool duck_run_experts(const struct duck_core *core, struct duck_job *job) DUCK_H
 /* All cores meet; false when the session stops meanwhile. */
 bool duck_barrier(const struct duck_core *core) DUCK_HIDDEN;
 
-/* Element-wise arithmetic (element.c). Counts are multiples of 32. */
-void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float *x) DUCK_HIDDEN;
+/* Element-wise arithmetic (element.c). Counts are multiples of 32; `factor` is a power of two. */
+void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float factor,
+                float *x) DUCK_HIDDEN;
 /* E4M3 values that share one scale. */
-void duck_widen_fp8(const uint8_t *in, float scale, uint32_t count, float *x) DUCK_HIDDEN;
+void duck_widen_fp8(const uint8_t *in, float scale, uint32_t count, float factor,
+                    float *x) DUCK_HIDDEN;
 void duck_activate(const float *gate, const float *up, uint32_t count, float *h) DUCK_HIDDEN;
+/* 32 values to `place` of an activation block of a body with this x_scale. */
 void duck_place(const float *x, uint32_t place, float x_scale, float *block) DUCK_HIDDEN;
-void duck_add_weighted(float weight, const float *down, uint32_t count, float *y) DUCK_HIDDEN;
-void duck_store(const float *y, uint8_t dtype, uint32_t count, void *output) DUCK_HIDDEN;
+/* output[32] = sum over j in order of weight[j] * sums[j][32], used places only. */
+void duck_combine(const float *weight, const uint16_t *expert, uint32_t top_k, const float *sums,
+                  uint8_t dtype, void *output) DUCK_HIDDEN;
 
 #endif

@@ -139,7 +139,7 @@ def pack_layer(
 def scratch_bytes(hidden: int, rows: int, tokens: int, top_k: int, cores: int) -> int:
     """duck_experts_scratch_bytes of experts.h."""
     pairs = tokens * top_k
-    floats = 2 * hidden + max(32 * pairs, 131072) + 2 * 32 * 256
+    floats = 2 * hidden + max(32 * pairs, 131072)
     core = -(-(4 * floats + 16 * pairs + 64) // 4096) * 4096
     groups = (rows + 95) // 128 + 1
     shared = 4096 + 4 * tokens * hidden + 512 * pairs * groups

@@ -146,6 +146,24 @@ def test_any_core_count_gives_the_same_bits(fmt: int, tokens: int) -> None:
         assert np.array_equal(as_bits(result), as_bits(results[0]))
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("rows", "experts"), [(160, 1), (224, 2), (288, 3)])
+def test_products_of_many_tokens_in_units_of_several_panels(
+    fmt: int, rows: int, experts: int
+) -> None:
+    """Whole units and a rest of gate and up panels, chunks of 256 tokens, cut column groups."""
+    rng = np.random.default_rng(SEED + rows)
+    layer = running.make_layer(
+        rng, fmt, hidden=384, moe=512, first_row=32, rows=rows, experts=experts
+    )
+    x, ids, weights = running.random_call(rng, 384, 300, 1, experts)
+    scalar = run(layer, "scalar", x, ids, weights)
+    for body in running.BODIES_OF[fmt][1:]:
+        for cores in (1, 3):
+            got = run(layer, body, x, ids, weights, cores=cores)
+            assert np.array_equal(as_bits(got), as_bits(scalar)), f"{body}, {cores} cores"
+
+
 @pytest.mark.parametrize(
     ("fmt", "body"), [(fmt, body) for fmt in ALL_FORMATS for body in running.BODIES_OF[fmt]]
 )

@@ -80,16 +80,14 @@ static inline uint64_t duck_experts_activation_bytes(uint32_t token_count, uint3
 }
 
 /* Scratch that a session needs for calls of up to tokens_max x top_k_max: prepared activations and
- * SiLU outputs that all cores share, and for each core its plan, gate, up and down sums. */
-#define DUCK_EXPERTS_SUM_FLOATS 131072u /* down sums of one core: at least this many */
-#define DUCK_EXPERTS_CHUNK_TOKENS                                                                  \
-    256u /* tokens of one expert that go through gate and up at once */
+ * SiLU outputs that all cores share, and for each core its plan and its sums. */
+#define DUCK_EXPERTS_SUM_FLOATS 131072u /* sums of one core: at least this many */
 static inline uint64_t duck_experts_scratch_core_bytes(uint32_t hidden, uint32_t tokens_max,
                                                        uint32_t top_k_max) {
     uint64_t pairs = (uint64_t)tokens_max * top_k_max;
     uint64_t sums = 32 * pairs > DUCK_EXPERTS_SUM_FLOATS ? 32 * pairs : DUCK_EXPERTS_SUM_FLOATS;
     uint64_t plan = 16 * pairs + 64;
-    uint64_t floats = 2 * (uint64_t)hidden + sums + 2 * 32 * DUCK_EXPERTS_CHUNK_TOKENS;
+    uint64_t floats = 2 * (uint64_t)hidden + sums;
     return (4 * floats + plan + 4095) / 4096 * 4096;
 }
 static inline uint64_t duck_experts_scratch_bytes(uint32_t hidden, uint32_t rows,
