@@ -3,7 +3,7 @@
  * One call on one core. Units of work are claimed from shared counters, so cores share unevenly
  * divisible work fairly, and what a core computes never depends on who computes the rest:
  *
- *   phase 1   unit = (expert, panels): gate and up of 32 rows each, h = silu(gate) * up  -> shared h
+ *   phase 1   unit = (expert, panels): gate and up of their rows, h = silu(gate) * up  -> shared h
  *   phase 2   unit = a run of down panels: all experts' parts of these output rows, kept apart per
  *             (token, place), then summed in place order -> the output
  *
