@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import array
 import contextlib
+import ctypes
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_runtime import wire
 from host_runtime.bench.process_ducks import (
     POLICIES,
     Natives,
@@ -32,7 +31,7 @@ from host_runtime.bench.process_ducks import (
     running_shelf,
 )
 from host_runtime.errors import HostError
-from host_runtime.transport import Timing, Transport, TransportOptions
+from host_runtime.transport import Timing, TransportOptions
 
 SCHEMA_VERSION = 1
 TURNS = 4  # raw and ours, one after the other
@@ -63,6 +62,23 @@ class Case:
     def packet_bytes(self) -> int:
         """UDP payload of each packet when the message is cut evenly."""
         return HEADER_BYTES + -(-self.message_bytes // self.packets)
+
+
+class _NativeCall(ctypes.Structure):
+    """struct duckgap_call."""
+
+    _fields_ = (("round_trip_ns", ctypes.c_uint64), ("timing", Timing))
+
+    def call(self) -> Call:
+        timing: Timing = self.timing
+        return Call(
+            self.round_trip_ns,
+            timing.kernel_ns,
+            timing.queue_ns,
+            timing.send_ns,
+            timing.total_ns,
+            timing.sum_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +132,7 @@ def _measure(natives: Natives, case: Case, poll: str, calls: int) -> dict[str, A
     for _ in range(TURNS // 2):
         raw += _raw_ping_pong(natives, case, poll, calls * 2 // TURNS)
         with running_shelf(natives, case.ducks, poll) as shelf:
-            turn, handshake_ns, resent = _calls(shelf, case, poll, calls * 2 // TURNS)
+            turn, handshake_ns, resent = _calls(natives, shelf, case, poll, calls * 2 // TURNS)
             ours += turn
     gaps = percentiles([call.gap for call in ours])
     pings = percentiles(raw)
@@ -151,9 +167,12 @@ def _stages(calls: Sequence[Call]) -> dict[str, float]:
     }
 
 
-def _calls(shelf: Shelf, case: Case, poll: str, count: int) -> tuple[list[Call], int, int]:
+def _calls(
+    natives: Natives, shelf: Shelf, case: Case, poll: str, count: int
+) -> tuple[list[Call], int, int]:
     options = TransportOptions(poll_policy=POLICIES[poll])
     domains = min(case.ducks, DOMAINS_MAX)
+    run = ctypes.CDLL(natives.program("libduckgap.so")).duckgap_run
     with shelf.transport(domains, case.mtu, options) as transport:
         size = max(case.message_bytes, 64)
         transport.session_open(range(case.ducks), open_request(size), 10_000)
@@ -161,25 +180,14 @@ def _calls(shelf: Shelf, case: Case, poll: str, count: int) -> tuple[list[Call],
         out = array.array("f", bytes(size))
         where, _ = message.buffer_info()
         result, floats = out.buffer_info()
-        found = [_one_call(transport, where, size, result, floats) for _ in range(WARM_UP + count)]
+        found = (_NativeCall * (WARM_UP + count))()
+        arguments = [ctypes.c_void_p(where), ctypes.c_uint32(size), ctypes.c_void_p(result)]
+        arguments += [ctypes.c_uint64(floats), found, ctypes.c_uint32(len(found))]
+        transport.run_native(run, *arguments)
         status = [transport.duck_status(duck) for duck in range(case.ducks)]
         resent = sum(one.fragments_resent for one in status)
-        return found[WARM_UP:], max(one.handshake_ns for one in status), resent
-
-
-def _one_call(transport: Transport, where: int, size: int, result: int, floats: int) -> Call:
-    begin = time.perf_counter_ns()
-    ticket = transport.submit(where, size)
-    timing: Timing = transport.wait_sum(ticket, wire.Dtype.F32, result, floats)
-    end = time.perf_counter_ns()
-    return Call(
-        end - begin,
-        timing.kernel_ns,
-        timing.queue_ns,
-        timing.send_ns,
-        timing.total_ns,
-        timing.sum_ns,
-    )
+        calls = [one.call() for one in found[WARM_UP:]]
+        return calls, max(one.handshake_ns for one in status), resent
 
 
 def _raw_ping_pong(natives: Natives, case: Case, poll: str, rounds: int) -> list[int]:

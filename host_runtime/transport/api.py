@@ -326,6 +326,10 @@ class Transport:
         )
         self._call(self._library.duckhost_set_faults, settings)
 
+    def run_native(self, function: Callable[..., int], *arguments: object) -> None:
+        """``function(fleet, *arguments, error)`` of another native library that makes calls."""
+        self._call(function, *arguments)
+
     def _call(self, function: Callable[..., int], *arguments: object) -> None:
         """One native function on this fleet; its error becomes an exception."""
         error = native.Error()

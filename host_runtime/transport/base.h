@@ -34,6 +34,25 @@ class Counter {
     std::atomic<uint64_t> value_{0};
 };
 
+// Poll policy "block": going to sleep and being woken costs more than most waits last. So a wait
+// whose forerunner was short looks around for a while first and lets others on the CPU between two
+// looks; one whose forerunner was long sleeps at once.
+constexpr uint64_t kPatience = 200 * kMicrosecond;
+
+constexpr bool may_look(uint64_t last_wait_ns, uint64_t waited_ns) {
+    return last_wait_ns < kPatience && waited_ns < kPatience;
+}
+
+// Looking around without sleeping: a pause between two looks, and the CPU for whoever else wants
+// it. Where nobody does, asking costs as much as a look, so it is asked rarely.
+class Courtesy {
+  public:
+    void pause();
+
+  private:
+    uint32_t looks_left_ = 0; // until it asks again
+};
+
 // Fill *error (which may be null) and return its code. `duck` < 0 means none.
 [[gnu::format(printf, 4, 5)]] int fail(duckhost_error *error, duckhost_code code, int duck,
                                        const char *format, ...);

@@ -19,7 +19,6 @@ constexpr uint64_t kCloseLimit = 500 * kMillisecond;
 constexpr uint32_t kBusyPauseMs = 200;         // between two OPENs to a duck that another host owns
 constexpr uint32_t kCallsMax = UINT32_MAX - 1; // of one compute session
 constexpr int kWaitYields = 20;
-
 } // namespace
 
 int check_done(const Link &link, const RequestOp &op, duckhost_error *error); // transport.cc
@@ -202,13 +201,26 @@ int Transport::submit(const void *message, uint32_t bytes, uint64_t *ticket,
     std::lock_guard<std::mutex> in_order(order_mutex_);
     if (board_.published.load() + 1 > kCallsInFlight) await_credit(board_.published.load() + 1);
     if (int code = publish(message, bytes, ticket, error)) return code;
-    for (const auto &domain : domains_) domain->wake_for_call();
+    for (const auto &domain : domains_) domain->send_call();
     return succeed(error);
+}
+
+// Until `is_over`, or for so long; meanwhile this thread takes the turns of shared domains.
+template <typename Condition>
+void Transport::look_around(Condition is_over, uint64_t last_wait_ns) {
+    Courtesy courtesy;
+    const uint64_t begin_ns = now_ns();
+    const bool is_spinning = options_.poll_policy == DUCK_POLL_SPIN;
+    while (is_spinning || may_look(last_wait_ns, now_ns() - begin_ns)) {
+        for (const auto &domain : domains_) domain->help();
+        if (is_over()) return;
+        courtesy.pause();
+    }
 }
 
 void Transport::await_credit(uint32_t number) {
     if (options_.poll_policy == DUCK_POLL_SPIN) {
-        while (!board_.has_credit(number) && !board_.has_ended(nullptr)) __builtin_ia32_pause();
+        look_around([&] { return board_.has_credit(number) || board_.has_ended(nullptr); }, 0);
     } else if (!board_.has_credit(number)) {
         board_.wait_credit(number);
     }
@@ -268,13 +280,13 @@ CallSlot *Transport::find_slot(uint64_t ticket, duckhost_error *error) {
 
 int Transport::wait_slot(CallSlot &slot, duckhost_error *error) {
     auto is_over = [&slot] { return slot.open_parts.load() == 0 || slot.has_failed.load() != 0; };
-    if (options_.poll_policy == DUCK_POLL_SPIN) {
-        while (!is_over()) __builtin_ia32_pause();
-    } else {
-        const int yields = options_.poll_policy == DUCK_POLL_SLEEP ? kWaitYields : 0;
-        for (int i = 0; i < yields && !is_over(); i++) sched_yield();
-        if (!is_over()) board_.wait_finished(slot);
-    }
+    const uint64_t begin_ns = now_ns();
+    if (options_.poll_policy == DUCK_POLL_SLEEP)
+        for (int i = 0; i < kWaitYields && !is_over(); i++) sched_yield();
+    else
+        look_around(is_over, last_wait_ns_.load());
+    if (!is_over()) board_.wait_finished(slot);
+    last_wait_ns_.store(now_ns() - begin_ns);
     if (slot.has_failed.load() == 0) return DUCKHOST_OK;
     duckhost_error found;
     board_.copy_error(slot, &found);

@@ -4,25 +4,14 @@
 #include "dpdk/dpdk_port.h"
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <ctime>
-#include <pthread.h>
-#include <sched.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 
 namespace duckhost {
 namespace {
 
 constexpr uint32_t kReceiveRounds = 8; // batches taken per turn before timers run
-constexpr uint32_t kYieldTurns = 20;   // sleep policy: yields before it sleeps
-constexpr uint32_t kSleepTurns = 50;   // then short sleeps, then it blocks: the call is a long one
-constexpr uint64_t kSleep = 20 * kMicrosecond;
-constexpr unsigned long kTimerSlack = 1 * kMicrosecond;
-constexpr uint64_t kIdleMax = 100 * kMillisecond;
-constexpr uint32_t kLinkWaitMs = 5000;    // at most, for a slow link-up
-constexpr uint64_t kStall = 5 * kIdleMax; // between two turns: this thread was not let run
+constexpr uint32_t kLinkWaitMs = 5000; // at most, for a slow link-up
 
 } // namespace
 
@@ -64,22 +53,17 @@ int Domain::start(uint32_t bind_address, duckhost_error *error) {
         inner = open_dpdk_port(
             {config_.device, bind_address, call_peer_.address, config_.mtu, kLinkWaitMs}, error);
     else
-        inner = open_udp_port({bind_address, call_peer_.address != 0, options_.socket_buffer_bytes},
-                              error);
+        inner = open_udp_port(
+            {bind_address, call_peer_.address != 0, options_.socket_buffer_bytes, !is_crowded_},
+            error);
     if (inner == nullptr) return DUCKHOST_ERR_SYSTEM;
     port_ = std::make_unique<FaultPort>(std::move(inner), peers_);
+    is_shared_ = is_shared_ && port_->is_shareable();
     if (!refresh_domain_key())
         return fail(error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes: %s",
                     std::strerror(errno));
     thread_ = std::thread([this] { run(); });
     return DUCKHOST_OK;
-}
-
-void Domain::stop() {
-    if (!thread_.joinable()) return;
-    is_stopping_.store(true);
-    port_->wake();
-    thread_.join();
 }
 
 void Domain::post(Op *op) {
@@ -97,133 +81,6 @@ void Domain::post(Op *op) {
     }
     has_commands_.store(true);
     port_->wake();
-}
-
-// The domain thread stores is_sleeping_ before it looks for calls a last time.
-void Domain::wake_for_call() {
-    if (is_sleeping_.load()) port_->wake();
-}
-
-// ---- the thread ---------------------------------------------------------------------------------
-
-// The inventory says where: a polling thread wants a CPU that nobody else is scheduled on.
-void Domain::pin() const {
-    if (config_.cpu == 0) return;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(config_.cpu - 1, &set);
-    pthread_setaffinity_np(pthread_self(), sizeof set, &set); // start() checked that it may
-}
-
-void Domain::run() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the application's business
-    prctl(PR_SET_NAME, config_.name, 0, 0, 0);
-    prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); // timers of 300 us must not be 50 us late
-    pin();
-    port_->enter();
-    while (!is_stopping_.load()) turn();
-    end_everything();
-    port_->leave();
-}
-
-void Domain::turn() {
-    counters_.turns.add();
-    const uint64_t last_turn_ns = now_;
-    now_ = now_ns();
-    if (elapsed_ns(now_, last_turn_ns) > kStall) resumed_ns_ = now_;
-    bool is_busy = receive() > 0;
-    is_busy |= take_commands();
-    is_busy |= calls_.take(*this);
-    const uint64_t deadline_ns = run_timers();
-    is_busy |= pump();
-    port_->flush();
-    if (is_busy) {
-        idle_turns_ = 0;
-        return;
-    }
-    idle(deadline_ns);
-}
-
-void Domain::idle(uint64_t deadline_ns) {
-    if (options_.poll_policy == DUCK_POLL_SPIN) {
-        __builtin_ia32_pause();
-        return;
-    }
-    uint64_t timeout_ns = kIdleMax;
-    now_ = now_ns();
-    if (deadline_ns <= now_) return;
-    if (deadline_ns - now_ < timeout_ns) timeout_ns = deadline_ns - now_;
-    if (options_.poll_policy == DUCK_POLL_SLEEP) {
-        bool is_waiting = false; // for a result: then react within microseconds
-        for (const auto &link : links_) is_waiting |= link->calls.is_waiting();
-        if (is_waiting && idle_turns_ < kYieldTurns + kSleepTurns) {
-            if (idle_turns_++ < kYieldTurns) {
-                sched_yield();
-                return;
-            }
-            if (timeout_ns > kSleep) timeout_ns = kSleep;
-            const timespec time = {0, static_cast<long>(timeout_ns)};
-            nanosleep(&time, nullptr);
-            return;
-        }
-    }
-    is_sleeping_.store(true);
-    if (!has_commands_.load() && !calls_.has_news(*this) && !is_stopping_.load())
-        port_->wait(timeout_ns);
-    is_sleeping_.store(false);
-    note_refused();
-}
-
-uint64_t Domain::run_timers() {
-    uint64_t next = domain_rekey_timer();
-    for (const auto &link : links_) {
-        const uint64_t due[] = {hello_timer(*link),
-                                ping_timer(*link),
-                                rekey_timer(*link),
-                                domain_key_timer(*link),
-                                request_timer(*link),
-                                link->bulk.timer(*this, *link),
-                                link->calls.timer(*this, *link)};
-        for (uint64_t time : due)
-            if (time < next) next = time;
-    }
-    return next;
-}
-
-// Calls go first; bulk traffic takes turns between the ducks.
-bool Domain::pump() {
-    bool is_busy = calls_.pump(*this);
-    for (const auto &link : links_) is_busy |= link->bulk.pump(*this, *link);
-    return is_busy;
-}
-
-void Domain::note_refused() {
-    Peer peer;
-    if (!port_->refused(&peer)) return;
-    for (const auto &link : links_)
-        if (link->peer == peer) {
-            link->status.unreachable_notes.add();
-            link->was_refused = true;
-        }
-}
-
-void Domain::end_everything() {
-    duckhost_error error;
-    fail(&error, DUCKHOST_ERR_CLOSED, -1, "the transport is closed");
-    for (const auto &link : links_) {
-        link->calls.fail_all(*this, *link, error);
-        detach(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
-        fail_hello(*link, DUCKHOST_ERR_CLOSED, "the transport is closed");
-        fail_domain_key(*link, error);
-    }
-    std::lock_guard<std::mutex> guard(queue_mutex_);
-    is_closed_ = true;
-    while (Op *op = queue_.pop()) {
-        op->error = error;
-        op->finish();
-    }
 }
 
 // ---- commands -----------------------------------------------------------------------------------

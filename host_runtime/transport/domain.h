@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One domain: its port, its ducks, and the thread that owns both.
+// One domain: its port, its ducks, and the thread that looks after both.
 #pragma once
 
 #include "call_board.h"
@@ -43,7 +43,12 @@ class Domain {
     Domain(const Domain &) = delete;
     Domain &operator=(const Domain &) = delete;
 
-    // Before start().
+    // Before start(). A shared domain lets threads that wait for calls take its turns; a crowded
+    // one has no CPU to itself.
+    void set_shared(bool is_shared, bool is_crowded) {
+        is_shared_ = is_shared;
+        is_crowded_ = is_crowded;
+    }
     Link &add_duck(const duckhost_duck &config, uint32_t index, Peer peer);
     void set_call_peer(Peer peer) { call_peer_ = peer; } // broadcast
     int start(uint32_t bind_address, duckhost_error *error);
@@ -51,7 +56,9 @@ class Domain {
     // From any thread.
     void stop(); // ends the thread; everything under way ends with DUCKHOST_ERR_CLOSED
     void post(Op *op);
-    void wake_for_call();
+    void send_call();
+    // Takes a turn in the domain thread's place; false when that is not possible now.
+    bool help();
     const char *name() const { return config_.name; }
     const DomainCounters &domain_counters() const { return counters_; }
     const FaultPort &port() const { return *port_; }
@@ -95,7 +102,10 @@ class Domain {
     void hint_silent(const Link &link, duckhost_error *error) const;
     void run();
     void pin() const;
-    void turn();
+    uint64_t take_turn();
+    void leave_turns(std::unique_lock<std::mutex> &turn);
+    bool nap(std::unique_lock<std::mutex> &turn, uint64_t timeout_ns);
+    void sleep(std::unique_lock<std::mutex> &turn, uint64_t timeout_ns);
     size_t receive();
     void take(const ReceivedPacket &packet);
     void take_info(Link &link, const duck_packet_header &header, const ReceivedPacket &packet);
@@ -109,7 +119,7 @@ class Domain {
     void forget_calls(const ForgetCallsOp &op);
     uint64_t run_timers();
     bool pump();
-    void idle(uint64_t deadline_ns);
+    void idle(std::unique_lock<std::mutex> &turn, uint64_t deadline_ns);
     void note_refused();
     void end_everything();
 
@@ -160,9 +170,18 @@ class Domain {
     std::thread thread_;
     DomainCounters counters_;
 
+    // Held by whoever takes a turn: guards everything but atomics and what has a mutex of its own.
+    std::mutex turn_mutex_;
+    bool is_shared_ = false, is_crowded_ = false;
+    uint64_t helped_ns_ = 0; // another thread's last turn
+    uint64_t left_ns_ = 0;   // until when the domain's thread last left the turns to others
+    uint64_t leave_ns_ = 0;  // how long it leaves them at a time
+    Courtesy courtesy_;
     uint64_t now_ = 0;
     uint64_t resumed_ns_ = 0; // this thread ran again after it had not for long
     uint32_t idle_turns_ = 0;
+    uint64_t busy_ns_ = 0;               // the last turn that found something to do
+    uint64_t last_wait_ns_ = UINT64_MAX; // between the last two such turns
     DomainCalls calls_;
     DomainKey domain_key_[2]; // the one in use, and the next one while it is being given
     uint32_t key_in_use_ = 0;

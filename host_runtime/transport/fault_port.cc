@@ -173,20 +173,12 @@ size_t FaultPort::receive(ReceivedPacket *out, size_t count_max) {
     return release_received(out, count_max);
 }
 
-uint64_t FaultPort::earliest_due() const {
+uint64_t FaultPort::due_ns() const {
     uint64_t due = kNever;
+    if (held_count_ == 0) return due;
     for (const Held &held : held_)
         if (held.direction != Direction::none && held.due_ns < due) due = held.due_ns;
     return due;
-}
-
-void FaultPort::wait(uint64_t timeout_ns) {
-    if (held_count_ > 0) {
-        const uint64_t now = now_ns(), due = earliest_due();
-        if (due <= now) return;
-        if (due - now < timeout_ns) timeout_ns = due - now;
-    }
-    inner_->wait(timeout_ns);
 }
 
 } // namespace duckhost

@@ -29,8 +29,14 @@ class FaultPort final : public Port {
     void transmit(uint32_t bytes, const Peer *peers, size_t count) override;
     void flush() override;
     size_t receive(ReceivedPacket *out, size_t count_max) override;
-    void wait(uint64_t timeout_ns) override;
+    bool is_congested() const override { return inner_->is_congested(); }
+    uint64_t due_ns() const override;
+    unsigned wait(uint64_t timeout_ns, unsigned watched) override {
+        return inner_->wait(timeout_ns, watched);
+    }
     void wake() override { inner_->wake(); }
+    void read_errors() override { inner_->read_errors(); }
+    bool is_shareable() const override { return inner_->is_shareable(); }
     bool refused(Peer *peer) override { return inner_->refused(peer); }
     const PortCounters &counters() const override { return inner_->counters(); }
 
@@ -57,7 +63,6 @@ class FaultPort final : public Port {
               uint64_t due_ns, bool is_corrupted);
     void send_copy(const uint8_t *data, uint32_t bytes, const Peer &peer);
     Held *next_due(Direction direction, uint64_t now);
-    uint64_t earliest_due() const;
     size_t release_received(ReceivedPacket *out, size_t count_max);
 
     std::unique_ptr<Port> inner_;

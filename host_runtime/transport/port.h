@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A port sends and receives whole packets for one domain. One thread owns it; only wake() may be
-// called from others. Packets are built in the port's own memory, so that a port on a NIC queue
-// transmits without another copy.
+// A port sends and receives whole packets for one domain. One thread at a time uses it; only wake()
+// and wait() may run beside others. Packets are built in the port's own memory, so that a port on a
+// NIC queue transmits without another copy.
 #pragma once
 
 #include "base.h"
@@ -40,6 +40,8 @@ struct PortCounters {
     Counter damaged;    // frames for this port with wrong lengths or IPv4 checksum (device ports)
 };
 
+enum WaitEvent : unsigned { kWoken = 1, kPacket = 2, kRoom = 4, kError = 8 };
+
 class Port {
   public:
     virtual ~Port() = default;
@@ -52,9 +54,18 @@ class Port {
     virtual void transmit(uint32_t bytes, const Peer *peers, size_t count) = 0;
     virtual void flush() = 0;
     virtual size_t receive(ReceivedPacket *out, size_t count_max) = 0;
-    // Returns when something arrived, when wake() was called, or after the time.
-    virtual void wait(uint64_t timeout_ns) = 0;
+    // Packets are queued that the system had no room for.
+    virtual bool is_congested() const { return false; }
+    // When flush() and receive() have something to do by themselves.
+    virtual uint64_t due_ns() const { return kNever; }
+    // Returns after the time, when wake() was called, and when one of the events in `watched` (bits
+    // of WaitEvent) came; tells what it saw.
+    virtual unsigned wait(uint64_t timeout_ns, unsigned watched) = 0;
     virtual void wake() = 0;
+    // After wait() has told of errors.
+    virtual void read_errors() {}
+    // May another thread than the one between enter() and leave() use it?
+    virtual bool is_shareable() const { return false; }
     // A peer that refused packets by ICMP since the last call; false when there is none. Only a
     // hint for error texts: ICMP is not authenticated.
     virtual bool refused(Peer *peer) = 0;
@@ -65,6 +76,7 @@ struct UdpPortOptions {
     uint32_t bind_address = 0; // network byte order, 0 = any
     bool broadcast = false;
     uint32_t socket_buffer_bytes = 0;
+    bool sends_slices = true; // the beginning of a long message leaves while its rest is made
 };
 
 // Null on failure, with *error filled in.

@@ -178,7 +178,18 @@ int Transport::start_domain(size_t index, const duckhost_domain &config, duckhos
         }
         domain.set_call_peer(broadcast);
     }
+    // Threads that wait for calls look after the domains too where that hands less over (one
+    // domain), or where there are too few CPUs for a thread each.
+    const bool is_crowded = has_few_cpus();
+    domain.set_shared(config.cpu == 0 && (is_crowded || domains_.size() == 1), is_crowded);
     return domain.start(bind_address, error);
+}
+
+bool Transport::has_few_cpus() const {
+    cpu_set_t allowed;
+    if (domains_.size() == 1) return false;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+    return domains_.size() + 1 > static_cast<size_t>(CPU_COUNT(&allowed));
 }
 
 // ---- single ducks -------------------------------------------------------------------------------

@@ -59,11 +59,13 @@ class Transport {
     int add_domain(const duckhost_domain &config, duckhost_error *error);
     int add_duck(const duckhost_duck &config, uint32_t index, duckhost_error *error);
     int start_domain(size_t index, const duckhost_domain &config, duckhost_error *error);
+    bool has_few_cpus() const;
     int forget_calls(uint32_t result_bytes_max, duckhost_error *error);
     void close_ducks();
     int give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
     int open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns, uint64_t *busy,
                    duckhost_error *error);
+    template <typename Condition> void look_around(Condition is_over, uint64_t last_wait_ns);
     void await_credit(uint32_t number);
     int publish(const void *message, uint32_t bytes, uint64_t *ticket, duckhost_error *error);
     CallSlot *find_slot(uint64_t ticket, duckhost_error *error);
@@ -89,6 +91,7 @@ class Transport {
     bool is_open_ = false;
     uint32_t generation_ = 0; // of the compute session; upper half of tickets
     uint32_t last_call_ = 0;
+    std::atomic<uint64_t> last_wait_ns_{UINT64_MAX}; // for a call
 };
 
 } // namespace duckhost

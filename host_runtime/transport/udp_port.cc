@@ -22,7 +22,15 @@ namespace {
 constexpr size_t kTransmitBuffers = 256;
 constexpr size_t kTransmitEntries = 1024; // (buffer, peer) pairs queued at most
 constexpr size_t kTransmitBatch = 64;     // packets per sendmmsg
+// The first packets of a message leave when this many bytes are queued, then twice as many, and so
+// on: the receiver opens them while the next ones are being sealed. (With more domains than CPUs
+// all are busy anyway, and fewer system calls count.)
+constexpr size_t kFirstSlice = 7000;
 constexpr int kErrorQueueReads = 8;
+// Packets of one sender that the system put together (UDP_GRO, udp(7)) come as one message, at most
+// an IP packet long.
+constexpr size_t kReceiveMessages = 16;
+constexpr size_t kReceiveRoom = 65536;
 // Of one segmented message: below the 64 KiB of an IP packet; the system takes 64 segments or more,
 // which is a batch.
 constexpr uint32_t kSegmentedBytesMax = 65000;
@@ -54,15 +62,17 @@ bool same_peer(const Peer &a, const Peer &b) { return a.address == b.address && 
 
 class UdpPort final : public Port {
   public:
-    UdpPort(int socket, int event) : socket_(socket), event_(event) {
+    UdpPort(int socket, int event, bool sends_slices)
+        : first_slice_(sends_slices ? kFirstSlice : SIZE_MAX), socket_(socket), event_(event) {
         transmit_room_.resize(kTransmitBuffers * kPacketRoom);
-        receive_room_.resize(kReceiveBatch * kPacketRoom);
-        for (size_t i = 0; i < kReceiveBatch; i++) {
-            receive_part_[i] = {receive_room_.data() + i * kPacketRoom, kPacketRoom};
+        receive_room_.resize(kReceiveMessages * kReceiveRoom);
+        for (size_t i = 0; i < kReceiveMessages; i++) {
+            receive_part_[i] = {receive_room_.data() + i * kReceiveRoom, kReceiveRoom};
             receive_head_[i] = {};
             receive_head_[i].msg_hdr.msg_iov = &receive_part_[i];
             receive_head_[i].msg_hdr.msg_iovlen = 1;
             receive_head_[i].msg_hdr.msg_name = &receive_from_[i];
+            receive_head_[i].msg_hdr.msg_control = receive_control_[i].bytes;
         }
     }
 
@@ -79,10 +89,22 @@ class UdpPort final : public Port {
     void transmit(uint32_t bytes, const Peer *peers, size_t count) override {
         uint8_t *data = transmit_room_.data() + buffers_used_++ * kPacketRoom;
         for (size_t i = 0; i < count; i++) entry_[entries_used_++] = {data, bytes, peers[i]};
-        if (entries_used_ - entries_sent_ >= kTransmitBatch) flush();
+        queued_bytes_ += bytes;
+        if (queued_bytes_ >= slice_bytes_) {
+            send_queue();
+            slice_bytes_ *= 2;
+        } else if (entries_used_ - entries_sent_ >= kTransmitBatch) {
+            send_queue();
+        }
     }
 
     void flush() override {
+        send_queue();
+        slice_bytes_ = first_slice_;
+    }
+
+    void send_queue() {
+        queued_bytes_ = 0;
         while (entries_sent_ < entries_used_) {
             int sent = send_batch();
             if (sent < 0) return; // the socket is full: the queue stays, wait() watches it
@@ -92,39 +114,38 @@ class UdpPort final : public Port {
     }
 
     size_t receive(ReceivedPacket *out, size_t count_max) override {
-        size_t count = count_max < kReceiveBatch ? count_max : kReceiveBatch;
-        for (size_t i = 0; i < count; i++)
-            receive_head_[i].msg_hdr.msg_namelen = sizeof receive_from_[i];
-        int got = recvmmsg(socket_.get(), receive_head_, static_cast<unsigned>(count), MSG_DONTWAIT,
-                           nullptr);
-        if (got < 0) {
-            if (errno != EAGAIN && errno != EINTR) read_error_queue();
-            return 0;
-        }
+        if (message_at_ == message_count_) receive_messages();
+        size_t count = 0;
         uint64_t bytes = 0;
-        for (size_t i = 0; i < static_cast<size_t>(got); i++) {
-            // A datagram longer than the room is cut by the system; its header tells and drops it.
-            out[i] = {receive_room_.data() + i * kPacketRoom,
-                      receive_head_[i].msg_len,
-                      {receive_from_[i].sin_addr.s_addr, receive_from_[i].sin_port}};
-            bytes += receive_head_[i].msg_len;
+        while (count < count_max && message_at_ < message_count_) {
+            out[count] = next_packet();
+            bytes += out[count++].bytes;
         }
-        counters_.packets_received.add(static_cast<uint64_t>(got));
+        counters_.packets_received.add(count);
         counters_.bytes_received.add(bytes);
-        return static_cast<size_t>(got);
+        return count;
     }
 
-    void wait(uint64_t timeout_ns) override {
-        pollfd watched[2] = {{socket_.get(), POLLIN, 0}, {event_.get(), POLLIN, 0}};
-        if (entries_sent_ < entries_used_) watched[0].events |= POLLOUT;
+    bool is_congested() const override { return entries_sent_ < entries_used_; }
+    bool is_shareable() const override { return true; }
+    void read_errors() override { read_error_queue(); }
+
+    unsigned wait(uint64_t timeout_ns, unsigned watched) override {
+        pollfd set[2] = {{event_.get(), POLLIN, 0}, {socket_.get(), 0, 0}};
+        if ((watched & kPacket) != 0) set[1].events |= POLLIN;
+        if ((watched & kRoom) != 0) set[1].events |= POLLOUT;
+        const nfds_t count = watched == 0 ? 1 : 2; // errors wake whoever watches the socket
         timespec timeout = {static_cast<time_t>(timeout_ns / 1000000000u),
                             static_cast<long>(timeout_ns % 1000000000u)};
-        if (ppoll(watched, 2, &timeout, nullptr) <= 0) return;
-        if ((watched[1].revents & POLLIN) != 0) {
-            uint64_t count;
-            if (read(event_.get(), &count, sizeof count) < 0) return;
-        }
-        if ((watched[0].revents & POLLERR) != 0) read_error_queue();
+        if (ppoll(set, count, &timeout, nullptr) <= 0) return 0;
+        unsigned seen = 0;
+        uint64_t rings;
+        if ((set[0].revents & POLLIN) != 0 && read(event_.get(), &rings, sizeof rings) > 0)
+            seen |= kWoken;
+        if ((set[1].revents & POLLIN) != 0) seen |= kPacket;
+        if ((set[1].revents & POLLOUT) != 0) seen |= kRoom;
+        if ((set[1].revents & POLLERR) != 0) seen |= kError;
+        return seen;
     }
 
     void wake() override {
@@ -147,6 +168,48 @@ class UdpPort final : public Port {
         uint32_t bytes;
         Peer peer;
     };
+
+    void receive_messages() {
+        for (size_t i = 0; i < kReceiveMessages; i++) {
+            receive_head_[i].msg_hdr.msg_namelen = sizeof receive_from_[i];
+            receive_head_[i].msg_hdr.msg_controllen = sizeof receive_control_[i].bytes;
+        }
+        message_at_ = message_count_ = 0;
+        const int got =
+            recvmmsg(socket_.get(), receive_head_, kReceiveMessages, MSG_DONTWAIT, nullptr);
+        if (got > 0)
+            message_count_ = static_cast<size_t>(got);
+        else if (errno != EAGAIN && errno != EINTR)
+            read_error_queue();
+        byte_at_ = 0;
+    }
+
+    // Bytes of each packet of a message but its last; the whole message when it is one packet.
+    uint32_t segment_bytes(mmsghdr &message) {
+        for (cmsghdr *control = CMSG_FIRSTHDR(&message.msg_hdr); control != nullptr;
+             control = CMSG_NXTHDR(&message.msg_hdr, control)) {
+            if (control->cmsg_level != IPPROTO_UDP || control->cmsg_type != UDP_GRO) continue;
+            int size;
+            std::memcpy(&size, CMSG_DATA(control), sizeof size);
+            if (size > 0) return static_cast<uint32_t>(size);
+        }
+        return message.msg_len;
+    }
+
+    ReceivedPacket next_packet() {
+        const size_t i = message_at_;
+        const uint32_t left = receive_head_[i].msg_len - byte_at_;
+        const ReceivedPacket packet = {
+            receive_room_.data() + i * kReceiveRoom + byte_at_,
+            std::min(left, segment_bytes(receive_head_[i])),
+            {receive_from_[i].sin_addr.s_addr, receive_from_[i].sin_port}};
+        byte_at_ += packet.bytes;
+        if (packet.bytes == left) {
+            message_at_++;
+            byte_at_ = 0;
+        }
+        return packet;
+    }
 
     // Entries sent, or -1 when the socket takes no more now. Packets of one peer that are equally
     // long leave as one message, which the system cuts again (UDP_SEGMENT, udp(7)): a message costs
@@ -261,9 +324,11 @@ class UdpPort final : public Port {
         }
     }
 
+    const size_t first_slice_;
     Descriptor socket_, event_;
     std::vector<uint8_t> transmit_room_, receive_room_;
     size_t buffers_used_ = 0, entries_used_ = 0, entries_sent_ = 0;
+    size_t queued_bytes_ = 0, slice_bytes_ = first_slice_;
     Entry entry_[kTransmitEntries];
     Entry ordered_[kTransmitBatch];
     struct SegmentControl {
@@ -271,9 +336,16 @@ class UdpPort final : public Port {
     };
     SegmentControl transmit_control_[kTransmitBatch] = {};
     bool has_segmentation_ = true;
-    mmsghdr transmit_head_[kTransmitBatch] = {}, receive_head_[kReceiveBatch];
-    iovec transmit_part_[kTransmitBatch], receive_part_[kReceiveBatch];
-    sockaddr_in transmit_to_[kTransmitBatch], receive_from_[kReceiveBatch];
+    struct ReceiveControl {
+        alignas(cmsghdr) char bytes[CMSG_SPACE(sizeof(int))];
+    };
+    ReceiveControl receive_control_[kReceiveMessages];
+    // Messages received, and the next packet that receive() hands out.
+    size_t message_count_ = 0, message_at_ = 0;
+    uint32_t byte_at_ = 0;
+    mmsghdr transmit_head_[kTransmitBatch] = {}, receive_head_[kReceiveMessages];
+    iovec transmit_part_[kTransmitBatch], receive_part_[kReceiveMessages];
+    sockaddr_in transmit_to_[kTransmitBatch], receive_from_[kReceiveMessages];
     Peer refused_;
     bool has_refused_ = false;
     PortCounters counters_;
@@ -296,10 +368,12 @@ std::unique_ptr<Port> open_udp_port(const UdpPortOptions &options, duckhost_erro
         Descriptor close_socket(socket_fd), close_event(event_fd);
         return nullptr;
     }
-    auto port = std::make_unique<UdpPort>(socket_fd, event_fd);
+    auto port = std::make_unique<UdpPort>(socket_fd, event_fd, options.sends_slices);
     const int on = 1, discover = IP_PMTUDISC_DO; // a packet larger than the MTU is an error
     setsockopt(socket_fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
     setsockopt(socket_fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
+    // Where the system can't, every message is one packet.
+    setsockopt(socket_fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on);
     if (options.broadcast) setsockopt(socket_fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
     set_buffer(socket_fd, SO_SNDBUFFORCE, SO_SNDBUF, options.socket_buffer_bytes);
     set_buffer(socket_fd, SO_RCVBUFFORCE, SO_RCVBUF, options.socket_buffer_bytes);

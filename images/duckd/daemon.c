@@ -16,7 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define YIELD_IDLE_NS 100000    /* spinning: when nothing came for so long, let others on the CPU */
+#define ALONE_NS 1000u          /* sched_yield() without anybody to yield to is shorter */
+#define LOOKS_ALONE 8u          /* then so many looks without asking */
 #define SIGNAL_LOOK_INTERVAL 64 /* rounds of the loop between two looks when it never blocks */
 
 static struct duck_core core;
@@ -110,14 +111,27 @@ static void nap(uint64_t idle_ns, uint64_t deadline) {
     nanosleep(&time, NULL);
 }
 
-static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline, uint64_t idle_ns) {
-    if (deadline == 0) return;
-    if (policy == DUCK_POLL_SPIN) {
-        if (idle_ns > YIELD_IDLE_NS) sched_yield();
+/* Between two looks let others on the CPU: the kernel above all, which may have to share it. Where
+ * nobody wants it, asking costs as much as a look, so it is asked rarely. */
+static void pause_politely(void) {
+    static unsigned looks_left;
+    __builtin_ia32_pause();
+    if (looks_left > 0) {
+        looks_left--;
         return;
     }
+    const uint64_t begin_ns = plat_now_ns();
+    sched_yield();
+    looks_left = plat_now_ns() - begin_ns < ALONE_NS ? LOOKS_ALONE : 0;
+}
+
+static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline, uint64_t last_wait_ns,
+                          uint64_t idle_ns) {
+    if (deadline == 0) return;
     if (policy == DUCK_POLL_SLEEP)
         nap(idle_ns, deadline);
+    else if (policy == DUCK_POLL_SPIN || session_may_look(last_wait_ns, idle_ns))
+        pause_politely();
     else
         block(deadline);
 }
@@ -126,15 +140,19 @@ static void wait_for_more(enum duck_poll_policy policy, uint64_t deadline, uint6
 
 static void live(enum duck_poll_policy policy) {
     unsigned round = 0;
-    uint64_t busy_ns = plat_now_ns();
+    uint64_t busy_ns = plat_now_ns(), last_wait_ns = UINT64_MAX;
     while (!must_restart) {
         int packets = sockets_receive(&core);
-        if (session_has_news() || packets != 0) busy_ns = plat_now_ns();
+        const uint64_t now = plat_now_ns();
+        const bool is_busy = session_has_news() || packets != 0;
+        if (is_busy) {
+            last_wait_ns = now - busy_ns;
+            busy_ns = now;
+        }
         uint64_t deadline = core_tick(&core);
         sockets_flush();
-        bool look = policy == DUCK_POLL_BLOCK || round++ % SIGNAL_LOOK_INTERVAL == 0;
-        if (look && signal_came()) return;
-        if (packets == 0) wait_for_more(policy, deadline, plat_now_ns() - busy_ns);
+        if (round++ % SIGNAL_LOOK_INTERVAL == 0 && signal_came()) return;
+        if (!is_busy) wait_for_more(policy, deadline, last_wait_ns, now - busy_ns);
     }
 }
 

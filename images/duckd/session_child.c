@@ -8,6 +8,7 @@
  * This file is built without stack protector and uses no errno, because the kernel may have changed
  * the thread pointer when a signal handler runs.
  */
+#include "session_raw.h"
 #include "session_shared.h"
 
 #include <fcntl.h>
@@ -24,8 +25,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -36,7 +35,8 @@
 #define STACK_PITCH (GUARD_BYTES + DUCK_KERNEL_STACK_BYTES)
 #define SIGNAL_STACK_BYTES (64u << 10)
 #define WAIT_SPINS 200u
-#define YIELD_SPINS 4096u
+#define PAUSES_ALONE 64u
+#define ALONE_NS 1000u /* sched_yield() without anybody to yield to is shorter */
 #define CLAIM_SPINS 100000
 #define FUTEX_LIMIT_NS 100000000
 
@@ -48,28 +48,6 @@ static uint64_t elf_base, elf_span, elf_entry;
 static uint8_t *stacks, *signal_stacks;
 static pthread_barrier_t threads_ready;
 static uint32_t go; /* 1 once system calls are forbidden */
-
-/* ---- raw system calls ------------------------------------------------------------------------ */
-
-static long call4(long number, long a, long b, long c, long d) {
-    long result;
-    register long r10 __asm__("r10") = d;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-
-static _Noreturn void leave(int code) {
-    for (;;) call4(SYS_exit_group, code, 0, 0, 0);
-}
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* ---- verdicts -------------------------------------------------------------------------------- */
 
@@ -184,20 +162,42 @@ static void note_start(uint32_t seen) {
         time->start_ns = now_ns();
 }
 
+/* A moment between two looks; then the CPU for whoever else wants it. When somebody did, looks are
+ * short: he may be the one that is waited for. */
+static void pause_politely(const uint32_t *word, uint32_t seen, uint32_t *pauses) {
+    for (uint32_t i = 0; i < *pauses && !must_return(word, seen); i++) __builtin_ia32_pause();
+    if (must_return(word, seen)) return;
+    const uint64_t begin_ns = now_ns();
+    call4(SYS_sched_yield, 0, 0, 0, 0);
+    *pauses = now_ns() - begin_ns < ALONE_NS ? PAUSES_ALONE : 1;
+}
+
+/* Look for a while, then sleep. */
+static void wait_blocking(const uint32_t *word, uint32_t seen) {
+    static uint64_t last_wait_ns = UINT64_MAX; /* for a call, by whichever core */
+    const bool is_for_call = word == &mailbox->call_published;
+    const uint64_t last_ns = __atomic_load_n(&last_wait_ns, __ATOMIC_RELAXED);
+    const uint64_t begin_ns = is_for_call ? now_ns() : 0;
+    uint32_t pauses = PAUSES_ALONE;
+    while (is_for_call && !must_return(word, seen) &&
+           session_may_look(last_ns, now_ns() - begin_ns))
+        pause_politely(word, seen, &pauses);
+    while (!must_return(word, seen)) futex_wait(word, seen);
+    if (is_for_call) __atomic_store_n(&last_wait_ns, now_ns() - begin_ns, __ATOMIC_RELAXED);
+}
+
 static void runtime_wait(const struct duck_kernel_context *unused, const uint32_t *word,
                          uint32_t seen) {
     (void)unused;
-    uint32_t spins = 0;
+    uint32_t spins = 0, pauses = PAUSES_ALONE;
     uint64_t waited_ns = 0;
     while (!must_return(word, seen)) {
         __builtin_ia32_pause();
         if (spins++ < WAIT_SPINS) continue;
         switch (setup.poll_policy) {
-        case DUCK_POLL_BLOCK: futex_wait(word, seen); break;
+        case DUCK_POLL_BLOCK: wait_blocking(word, seen); break;
         case DUCK_POLL_SLEEP: waited_ns += nap(waited_ns); break;
-        default:
-            /* Where there are fewer CPUs than spinners, let the others on now and then. */
-            if (spins % YIELD_SPINS == 0) call4(SYS_sched_yield, 0, 0, 0, 0);
+        default: pause_politely(word, seen, &pauses);
         }
     }
     if (word == &mailbox->call_published && __atomic_load_n(word, __ATOMIC_ACQUIRE) != seen)

@@ -8,6 +8,7 @@
 
 #include <duck/kernel_abi.h>
 #include <duck/wire.h>
+#include <stdbool.h>
 
 #define SESSION_CHILD_ARGUMENT "session-child"
 
@@ -71,6 +72,15 @@ static inline uint64_t session_nap_ns(uint64_t waited_ns) {
     const uint64_t shortest = 50000, longest = 2000000;
     uint64_t ns = waited_ns / 4;
     return ns < shortest ? shortest : ns > longest ? longest : ns;
+}
+
+/* Poll policy "block": going to sleep and being woken costs more than most waits last. So a wait
+ * whose forerunner was short looks around for a while first and lets others on the CPU between two
+ * looks; one whose forerunner was long sleeps at once. */
+#define SESSION_PATIENCE_NS 200000u
+
+static inline bool session_may_look(uint64_t last_wait_ns, uint64_t waited_ns) {
+    return last_wait_ns < SESSION_PATIENCE_NS && waited_ns < SESSION_PATIENCE_NS;
 }
 
 /* Exit codes of the child. */

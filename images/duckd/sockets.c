@@ -21,6 +21,12 @@
 #define RECEIVE_BUFFER_BYTES (64 << 20)
 #define SEND_BUFFER_BYTES (8 << 20)
 #define SEND_WAIT_MS 2
+/* The first packets of a message leave when this many bytes are queued, then twice as many, and so
+ * on: the receiver opens them while the next ones are being sealed. */
+#define FIRST_SLICE 7000u
+/* Of one segmented message: below an IP packet's 64 KiB; the system takes 64 segments or more. */
+#define SEGMENTED_BYTES_MAX 65000u
+static_assert(SEND_BATCH <= 64, "a message may have all packets of a batch as segments");
 
 struct udp_socket {
     int fd;
@@ -39,6 +45,7 @@ static struct sockaddr_in outgoing_to[SEND_BATCH];
 static struct iovec outgoing_part[SEND_BATCH];
 static uint16_t outgoing_socket[SEND_BATCH];
 static unsigned outgoing_count;
+static size_t queued_bytes, slice_bytes = FIRST_SLICE;
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -163,8 +170,10 @@ int sockets_receive(struct duck_core *core) {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
+static void send_queue(void);
+
 uint8_t *plat_packet_buffer(void) {
-    if (outgoing_count == SEND_BATCH) sockets_flush();
+    if (outgoing_count == SEND_BATCH) send_queue();
     return outgoing[outgoing_count];
 }
 
@@ -174,6 +183,58 @@ void plat_packet_send(const struct plat_peer *to, size_t bytes) {
         .sin_family = AF_INET, .sin_port = to->port, .sin_addr = {to->address}};
     outgoing_part[i] = (struct iovec){outgoing[i], bytes};
     outgoing_socket[i] = to->interface;
+    queued_bytes += bytes;
+    if (queued_bytes < slice_bytes) return;
+    send_queue();
+    slice_bytes *= 2;
+}
+
+static bool has_segmentation = true; /* until the system, or a route, shows that it has not */
+
+/* Packets from `first` that may leave as one message, which the system cuts again (UDP_SEGMENT,
+ * udp(7)): one peer, all equally long but the last, which may be shorter. */
+static unsigned packets_of_message(unsigned first, unsigned end) {
+    const size_t segment = outgoing_part[first].iov_len;
+    size_t total = segment;
+    unsigned next = first + 1;
+    while (has_segmentation && next < end && outgoing_part[next - 1].iov_len == segment) {
+        const struct sockaddr_in *to = &outgoing_to[next], *before = &outgoing_to[first];
+        total += outgoing_part[next].iov_len;
+        if (to->sin_addr.s_addr != before->sin_addr.s_addr || to->sin_port != before->sin_port ||
+            outgoing_part[next].iov_len > segment || total > SEGMENTED_BYTES_MAX)
+            break;
+        next++;
+    }
+    return next - first;
+}
+
+/* Packets [first, end) as messages; returns how many messages. */
+static unsigned make_messages(struct mmsghdr *message, unsigned first, unsigned end) {
+    static struct {
+        _Alignas(struct cmsghdr) uint8_t bytes[CMSG_SPACE(sizeof(uint16_t))];
+    } control[SEND_BATCH];
+    unsigned count = 0;
+    while (first < end) {
+        const unsigned packets = packets_of_message(first, end);
+        const uint16_t segment = (uint16_t)outgoing_part[first].iov_len;
+        struct msghdr *head = &message[count].msg_hdr;
+        *head = (struct msghdr){.msg_name = &outgoing_to[first],
+                                .msg_namelen = sizeof outgoing_to[first],
+                                .msg_iov = &outgoing_part[first],
+                                .msg_iovlen = packets};
+        if (packets > 1) {
+            head->msg_control = control[count].bytes;
+            head->msg_controllen = sizeof control[count].bytes;
+            struct cmsghdr *part = CMSG_FIRSTHDR(head);
+            part->cmsg_level = IPPROTO_UDP;
+            part->cmsg_type = UDP_SEGMENT;
+            part->cmsg_len = CMSG_LEN(sizeof segment);
+            memcpy(CMSG_DATA(part), &segment, sizeof segment);
+        }
+        first += packets;
+        count++;
+    }
+    return count;
 }
 
 /* Packets [first, end) leave by one socket. What can't be sent soon is dropped; the protocol
@@ -181,25 +242,23 @@ void plat_packet_send(const struct plat_peer *to, size_t bytes) {
 static void send_run(unsigned first, unsigned end) {
     static struct mmsghdr message[SEND_BATCH];
     int fd = udp[outgoing_socket[first]].fd;
-    for (unsigned i = first; i < end; i++)
-        message[i].msg_hdr = (struct msghdr){.msg_name = &outgoing_to[i],
-                                             .msg_namelen = sizeof outgoing_to[i],
-                                             .msg_iov = &outgoing_part[i],
-                                             .msg_iovlen = 1};
     while (first < end) {
-        int sent = sendmmsg(fd, &message[first], end - first, MSG_DONTWAIT);
-        if (sent > 0) {
-            first += (unsigned)sent;
-        } else if (errno == EAGAIN) {
+        const unsigned count = make_messages(message, first, end);
+        const int sent = sendmmsg(fd, message, count, MSG_DONTWAIT);
+        for (int i = 0; i < sent; i++) first += (unsigned)message[i].msg_hdr.msg_iovlen;
+        if (sent > 0) continue;
+        if (errno == EAGAIN) {
             struct pollfd writable = {.fd = fd, .events = POLLOUT};
             if (poll(&writable, 1, SEND_WAIT_MS) <= 0) return;
+        } else if (message[0].msg_hdr.msg_iovlen > 1) {
+            has_segmentation = false; /* each packet by itself */
         } else {
             first++; /* this one is refused (no route, an ICMP answer to an earlier one): go on */
         }
     }
 }
 
-void sockets_flush(void) {
+static void send_queue(void) {
     for (unsigned first = 0; first < outgoing_count;) {
         unsigned end = first + 1;
         while (end < outgoing_count && outgoing_socket[end] == outgoing_socket[first]) end++;
@@ -207,4 +266,10 @@ void sockets_flush(void) {
         first = end;
     }
     outgoing_count = 0;
+    queued_bytes = 0;
+}
+
+void sockets_flush(void) {
+    send_queue();
+    slice_bytes = FIRST_SLICE;
 }

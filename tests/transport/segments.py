@@ -59,11 +59,13 @@ def why_not_dpdk() -> str:
 class Segments:
     """A switch namespace with one bridge per domain, a host namespace, one per duck.
 
-    With ``bare`` the host's kernel has no addresses there: its cards are for another driver.
+    With ``bare`` the host's kernel has no addresses there: its cards are for another driver, which
+    must get frames as they are on a wire, not what a sender wants to have cut into them.
     """
 
     def __init__(self, mtu: int, domains: int = DOMAINS, *, bare: bool = False) -> None:
         self.domains = domains
+        self._bare = bare
         self._mark = secrets.token_hex(3)
         self._mtu = str(mtu)
         self._names: list[str] = []
@@ -80,6 +82,8 @@ class Segments:
         namespace = self._namespace(f"d{domain}{number}")
         address = f"10.21.{domain + 1}.{10 + number}"
         self._plug(namespace, "eth0", domain, f"p{number}.{domain}", address)
+        if self._bare:
+            ip("-n", namespace, "link", "set", "eth0", "gso_max_segs", "1")
         return namespace, address
 
     def set_host_link(self, domain: int, state: str) -> None:

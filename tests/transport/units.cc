@@ -49,7 +49,7 @@ class MemoryPort final : public Port {
         }
         return count;
     }
-    void wait(uint64_t) override {}
+    unsigned wait(uint64_t, unsigned) override { return 0; }
     void wake() override {}
     bool refused(Peer *) override { return false; }
     const PortCounters &counters() const override { return counters_; }

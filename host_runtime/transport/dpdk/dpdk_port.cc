@@ -106,7 +106,7 @@ class DpdkPort final : public Port {
     void transmit(uint32_t bytes, const Peer *peers, size_t count) override;
     void flush() override;
     size_t receive(ReceivedPacket *out, size_t count_max) override;
-    void wait(uint64_t timeout_ns) override;
+    unsigned wait(uint64_t timeout_ns, unsigned watched) override;
     void wake() override {
         const uint64_t one = 1;
         if (write(event_, &one, sizeof one) < 0) return; // full counter: awake anyway
@@ -384,12 +384,14 @@ void DpdkPort::read_stats(uint64_t now) {
     counters_.send_errors.set(stats.oerrors);
 }
 
-void DpdkPort::wait(uint64_t timeout_ns) {
+unsigned DpdkPort::wait(uint64_t timeout_ns, unsigned) {
     const uint64_t nap_ns = timeout_ns < kNap ? timeout_ns : kNap;
     pollfd watched = {event_, POLLIN, 0};
     const timespec nap = {0, static_cast<long>(nap_ns)};
     uint64_t count;
-    if (ppoll(&watched, 1, &nap, nullptr) > 0 && read(event_, &count, sizeof count) < 0) return;
+    const bool is_woken =
+        ppoll(&watched, 1, &nap, nullptr) > 0 && read(event_, &count, sizeof count) > 0;
+    return is_woken ? unsigned{kWoken} : 0;
 }
 
 // ---- opening ------------------------------------------------------------------------------------
