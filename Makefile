@@ -7,7 +7,7 @@ TEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PARALLEL = -n $(TEST_JOBS) --dist loadfile
-CLANG_FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cc')
+CLANG_FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cc' '*.cu' '*.cuh')
 
 NATIVE_SOURCES = $(shell find kernels images host_runtime/transport host_runtime/cuda CMakeLists.txt -name '*.[chS]' \
 	-o -name '*.cc' -o -name '*.cmake' -o -name '*.ld' -o -name '*.map' -o -name CMakeLists.txt)

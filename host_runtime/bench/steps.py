@@ -11,7 +11,7 @@ import torch
 from host_runtime.bench.echo import EchoDucks
 from host_runtime.cuda.lane import Lane
 from host_runtime.cuda.model import GpuModel, StepKind
-from host_runtime.ops.gpu.linear import linear
+from host_runtime.ops.gpu.linear import linear, partial_linear
 
 WARM_UP, REPEATS = 5, 40
 
@@ -120,9 +120,9 @@ def _layer_products(model: GpuModel, layer: object, lane: Lane) -> None:
         lane.first[:, : c.q_lora_rank], layer.second, lane.second,
         prologue="norm", gain=layer.q_norm, eps=c.rms_norm_eps,
     )  # fmt: skip
-    linear(lane.values.view(1, -1), layer.o, lane.out)
+    partial_linear(lane.values.view(1, -1), layer.o, lane.out)
     linear(lane.normed, layer.gate_up, lane.middle[:, : layer.gate_up.rows])
-    linear(lane.middle[:, : 2 * layer.inner], layer.down, lane.out, prologue="silu")
+    partial_linear(lane.middle[:, : 2 * layer.inner], layer.down, lane.out, prologue="silu")
 
 
 def gemv_bytes(model: GpuModel) -> int:

@@ -12,7 +12,8 @@ import torch
 
 from host_runtime.config import ModelConfig
 from host_runtime.ops.gpu.attend import SPLITS
-from host_runtime.ops.gpu.mailbox import FLAG_WORDS
+from host_runtime.ops.gpu.mailbox import FLAG_WORDS, SEQUENCE_WORDS
+from host_runtime.ops.gpu.product import column_parts
 from host_runtime.ops.gpu.sample import greedy_parts
 
 STATE_BASE, STATE_POSITION, STATE_TOKEN, STATE_WORDS = 0, 1, 2, 4
@@ -49,7 +50,7 @@ class Lane:
 
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         self.staged_state = torch.zeros(STATE_WORDS, dtype=torch.int32).pin_memory()
-        self.sequence = torch.zeros(2, dtype=torch.int32, device=device)
+        self.sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=device)
         self.mailbox = Mailbox(c)
         self.x = floats(1, c.hidden_size)  # residual
         self.normed = floats(1, c.hidden_size)
@@ -59,7 +60,9 @@ class Lane:
         self.first = floats(1, widths.first)
         self.second = floats(1, widths.second)
         self.middle = floats(1, widths.middle)
-        self.out = floats(1, c.hidden_size)
+        longest = max(c.intermediate_size, c.num_attention_heads * c.v_head_dim)
+        self.out = floats(column_parts(longest), c.hidden_size)  # a product's partial sums
+        self.routed = floats(1, c.hidden_size)  # the experts' answer
         width = c.kv_lora_rank + c.qk_rope_head_dim
         self.query = floats(c.num_attention_heads, width)
         self.index_query = floats(c.index_n_heads, c.index_head_dim)

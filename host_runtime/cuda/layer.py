@@ -18,11 +18,17 @@ from host_runtime.experts.base import Experts
 from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.gpu.attend import attend, merge_values
 from host_runtime.ops.gpu.index import index_scores, top_positions
-from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, linear
-from host_runtime.ops.gpu.mailbox import wait_for_answer
+from host_runtime.ops.gpu.linear import (
+    GEMV_ROWS_MAX,
+    can_route_beside,
+    linear,
+    partial_linear,
+    partial_rows,
+)
+from host_runtime.ops.gpu.mailbox import take_answer
 from host_runtime.ops.gpu.norm import add_norm
 from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
-from host_runtime.ops.gpu.router import RouteCall, route
+from host_runtime.ops.gpu.router import RouteCall, route, route_beside, route_payload
 from host_runtime.ops.index import hadamard_matrix, top_k_lower_position
 from host_runtime.ops.index import index_scores as plain_index_scores
 from host_runtime.ops.matrix import Matrix
@@ -86,7 +92,12 @@ class GpuLayer:
 
     # ------------------------------------------------------------------ one decode row, capturable
     def decode_attention(
-        self, lane: Lane, caches: LayerCaches, rotation: torch.Tensor, scores: torch.Tensor | None
+        self,
+        lane: Lane,
+        caches: LayerCaches,
+        rotation: torch.Tensor,
+        scores: torch.Tensor | None,
+        choice_work: torch.Tensor,
     ) -> None:
         """lane.normed -> lane.x and lane.normed before the MLP. Sparse if `scores` is given."""
         c, n = self.config, lane.first
@@ -106,36 +117,44 @@ class GpuLayer:
                 lane.state, lane.index_query, n[0, at : at + c.index_n_heads],
                 self._index_factor, caches.key, scores,
             )  # fmt: skip
-            top_positions(lane.state, scores, lane.selected)
+            top_positions(lane.state, scores, lane.selected, choice_work)
             selected = lane.selected
         attend(
             lane.state, lane.query, caches.kv, selected, c.softmax_scale, lane.parts, lane.sums,
             c.kv_lora_rank,
         )  # fmt: skip
         merge_values(lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values)
-        linear(lane.values.view(1, -1), self.o, lane.out)
-        add_norm(lane.x, lane.out, self.post_norm, c.rms_norm_eps, lane.normed)
+        out = partial_linear(lane.values.view(1, -1), self.o, lane.out)
+        add_norm(lane.x, out, self.post_norm, c.rms_norm_eps, lane.normed)
 
     def decode_mlp(self, lane: Lane, *, call: bool) -> None:
         """lane.normed -> the MLP's or shared expert's output in lane.out; posts the expert call."""
-        middle = lane.middle[:, : self.gate_up.rows]
-        linear(lane.normed, self.gate_up, middle)
+        middle, box = lane.middle[:, : self.gate_up.rows], lane.mailbox
+        payload = beside = None
         if self.bias is not None:
-            box, k = lane.mailbox, self.config.n_routed_experts
+            logits = middle[0, self.router_at : self.router_at + self.config.n_routed_experts]
+            posted = RouteCall(lane.sequence, box.flags, self.index) if call else None
+            if can_route_beside(self.gate_up, self.down):
+                payload = route_payload(lane.normed[0], box.hidden)
+                beside = route_beside(logits, self.bias, self.config, box.ids, box.weights, posted)
+        if payload is None or beside is None:
+            payload = beside = None
+        linear(lane.normed, self.gate_up, middle, route=payload)
+        if self.bias is not None and beside is None:
             route(
-                lane.middle[0, self.router_at : self.router_at + k], self.bias, self.config,
-                box.ids, box.weights, lane.normed[0], box.hidden,
-                RouteCall(lane.sequence, box.flags, self.index) if call else None,
+                logits, self.bias, self.config, box.ids, box.weights, lane.normed[0], box.hidden,
+                posted,
             )  # fmt: skip
-        linear(lane.middle[:, : 2 * self.inner], self.down, lane.out, prologue="silu")
+        gate_up = middle[:, : 2 * self.inner]
+        partial_linear(gate_up, self.down, lane.out, prologue="silu", route=beside)
 
     def decode_finish(self, lane: Lane, gain: torch.Tensor, *, call: bool) -> None:
         """Add MLP and experts to lane.x; lane.normed = the next norm's output."""
-        eps, routed = self.config.rms_norm_eps, None
+        eps, routed, box = self.config.rms_norm_eps, None, lane.mailbox
         if self.bias is not None and call:
-            routed = lane.mailbox.result
-            wait_for_answer(lane.sequence, lane.mailbox.flags)
-        add_norm(lane.x, lane.out, gain, eps, lane.normed, routed)
+            routed = take_answer(lane.sequence, box.flags, box.result, lane.routed)
+        parts = partial_rows(self.down)
+        add_norm(lane.x, lane.out[:parts], gain, eps, lane.normed, routed)
 
     @property
     def _index_factor(self) -> float:

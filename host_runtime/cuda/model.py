@@ -22,8 +22,9 @@ from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
 from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
+from host_runtime.ops.gpu.index import choice_workspace
 from host_runtime.ops.gpu.linear import linear
-from host_runtime.ops.gpu.mailbox import ANSWERED, wait_for_answer
+from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, take_answer
 from host_runtime.ops.gpu.norm import add_norm, embed_norm
 from host_runtime.ops.gpu.router import RouteCall, route
 from host_runtime.ops.gpu.sample import greedy
@@ -104,6 +105,7 @@ class GpuModel:
         self.lanes = [Lane(config, widths, self.card) for _ in range(LANES_MAX)]
         self.link = CallLink(self.lanes)
         self._scores = torch.zeros(max(positions, config.index_topk), device=self.card)
+        self._choice_work = choice_workspace(self._scores.shape[0], self.card)
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
         self._stream = torch.cuda.Stream(self.card)  # type: ignore[no-untyped-call]
 
@@ -226,7 +228,7 @@ class GpuModel:
     def _warm_mailboxes(self) -> None:
         """Compile the two launches of a call on a mailbox that is answered beforehand."""
         lane, spare = self.lanes[0], Mailbox(self.config)
-        sequence = torch.zeros(2, dtype=torch.int32, device=self.card)
+        sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=self.card)
         spare.flags[ANSWERED] = 1
         k = self.config.n_routed_experts
         logits = torch.zeros(k, device=self.card)
@@ -234,10 +236,10 @@ class GpuModel:
             logits, logits, self.config, spare.ids, spare.weights, lane.normed[0], spare.hidden,
             RouteCall(sequence, spare.flags, 0),
         )  # fmt: skip
-        wait_for_answer(sequence, spare.flags)
+        routed = take_answer(sequence, spare.flags, spare.result, lane.routed)
         add_norm(
-            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out,
-            spare.result,
+            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out[:1],
+            routed,
         )  # fmt: skip
         torch.cuda.synchronize()  # before the spare mailbox goes
 
@@ -259,7 +261,8 @@ class GpuModel:
                     self._enter(lane, mtp=kind.mtp)
                 else:
                     layers[number - 1].decode_finish(lane, layer.input_norm, call=kind.calls)
-                layer.decode_attention(lane, self.pool.layers[layer.index], self.rotation, scores)
+                caches = self.pool.layers[layer.index]
+                layer.decode_attention(lane, caches, self.rotation, scores, self._choice_work)
                 layer.decode_mlp(lane, call=kind.calls)
             if last:
                 for lane in lanes:

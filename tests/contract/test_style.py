@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 AREAS = ("duckctl", "host_runtime", "images", "kernels", "tests", "playbooks")
-SUFFIXES = {".py", ".c", ".h", ".cc", ".S"}
+SUFFIXES = {".py", ".c", ".h", ".cc", ".cu", ".cuh", ".S"}
 
 LINE_COLUMNS_MAX = 100
 FUNCTION_LINES_MAX = 70
@@ -97,7 +97,7 @@ def c_functions(path: Path) -> Iterator[tuple[str, int]]:
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     if path.suffix == ".py":
         yield from python_functions(path)
-    elif path.suffix in (".c", ".h", ".cc"):
+    elif path.suffix in (".c", ".h", ".cc", ".cu", ".cuh"):
         yield from c_functions(path)
 
 

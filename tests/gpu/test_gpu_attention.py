@@ -87,8 +87,8 @@ def test_gathered_attention(context: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
+    from host_runtime.ops.gpu.index import choice_workspace, top_positions
     from host_runtime.ops.gpu.index import index_scores as gpu_scores
-    from host_runtime.ops.gpu.index import top_positions
 
     heads, size, top_k = (64, 128, 2048) if HAS_CUDA else (4, 128, 64)
     query, weights = normal(context, heads, size), normal(context + 1, heads)
@@ -103,7 +103,8 @@ def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
 
     count = min(top_k, context)
     selected = torch.full((top_k,), -1, dtype=torch.int32, device=DEVICE)
-    top_positions(state(BASE, context - 1), scores, selected)
+    work = choice_workspace(len(scores), DEVICE)
+    top_positions(state(BASE, context - 1), scores, selected, work)
     own = top_k_lower_position(scores[None, :context], count)[0]
     assert torch.equal(selected[:count].long(), own)  # exactly the reference's choice
     best = set(top_k_lower_position(expected, count)[0].tolist())
@@ -111,14 +112,15 @@ def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
 
 
 def test_choice_with_equal_scores() -> None:
-    from host_runtime.ops.gpu.index import top_positions
+    from host_runtime.ops.gpu.index import choice_workspace, top_positions
 
     scores = (normal(5, 700) * 3).round().float()
     scores[10] = torch.nan
     scores[11], scores[12] = -torch.inf, -0.0
+    work = choice_workspace(700, DEVICE)
     for count in (1, 37, 256):
         selected = torch.empty(count, dtype=torch.int32, device=DEVICE)
-        top_positions(state(0, 699), scores, selected)
+        top_positions(state(0, 699), scores, selected, work)
         assert torch.equal(selected.long(), top_k_lower_position(scores[None], count)[0])
 
 

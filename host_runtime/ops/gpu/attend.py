@@ -10,10 +10,13 @@ give the same bits.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import triton
 import triton.language as tl
 
+from host_runtime.ops.gpu.compiled import compiled
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -25,7 +28,19 @@ from host_runtime.ops.gpu.support import (
 from host_runtime.ops.matrix import Matrix
 
 SPLITS = 16
-_HEADS = 16  # per program
+_HEADS, _POSITIONS = 16, 64  # per program, and of these at once in bf16
+_MERGE_THREADS, _MERGE_SHARES = 256, 2  # as in merge.cu; programs that share a head's values
+
+
+class Merge(ctypes.Structure):
+    """See merge.cu."""
+
+    _fields_ = (
+        ("parts", ctypes.c_void_p), ("sums", ctypes.c_void_p), ("codes", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p), ("out", ctypes.c_void_p), ("splits", ctypes.c_int),
+        ("heads", ctypes.c_int), ("nope", ctypes.c_int), ("value", ctypes.c_int),
+        ("latent", ctypes.c_int), ("shares", ctypes.c_int),
+    )  # fmt: skip
 
 
 def attend(
@@ -50,7 +65,8 @@ def attend(
     _attend_kernel[(-(-heads // _HEADS), SPLITS)](
         state, query, kv_cache, selected if selected is not None else state, scale, parts, sums,
         HEADS=heads, L=latent, R=width - latent, K=0 if selected is None else selected.shape[0],
-        BH=_HEADS, BT=16 if exact else 32, SPLITS=SPLITS, EXACT=exact, num_warps=4, num_stages=2,
+        BH=_HEADS, BT=16 if exact else _POSITIONS, SPLITS=SPLITS, EXACT=exact,
+        num_warps=4 if exact else 8, num_stages=2,
         **launch_options(query.device),
     )  # fmt: skip
 
@@ -61,6 +77,16 @@ def merge_values(
     """out [H, V] = (merged parts) . W_uv, whose rows follow each head's `nope` rows in kv_b."""
     _, heads, latent = parts.shape
     value = out.shape[1]
+    kernels = compiled(parts.device)
+    if kernels is not None and kv_b.codes.data_ptr() % 16 == 0 and latent % 16 == 0:
+        merge = Merge(
+            parts.data_ptr(), sums.data_ptr(), kv_b.codes.data_ptr(), kv_b.scale.data_ptr(),
+            out.data_ptr(), SPLITS, heads, nope, value, latent, _MERGE_SHARES,
+        )  # fmt: skip
+        chunks, rows = -(-latent // 512), -(-value // _MERGE_SHARES)
+        shared = chunks * 512 * (4 + rows) + (rows * -(-latent // 128) + 3) * 4
+        kernels.launch("merge_values", heads * _MERGE_SHARES, _MERGE_THREADS, shared, [merge])
+        return
     _merge_kernel[(heads,)](
         parts, sums, kv_b.codes, kv_b.scale, out,
         HEADS=heads, N=nope, V=value, L=latent, LB=-(-latent // 128), L2=power_of_two(latent),

@@ -5,15 +5,21 @@ Shapes: G index heads, E index head size, T positions, K = index_topk.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import triton
 import triton.language as tl
 
+from host_runtime.ops.gpu.compiled import compiled
 from host_runtime.ops.gpu.support import follow, launch_options, power_of_two, require
 
 _KEYS = 128  # positions per program
 # Scores that one multiprocessor holds in registers; longer rows are read again for every bit.
 _TILE_MAX = 32768
+# As in choose.cu: scores per program, its threads, programs at most, words before the keys.
+_CHOICE_KEYS, _CHOICE_THREADS, _CHOICE_PROGRAMS_MAX = 2048, 256, 512
+_CHOICE_WORDS = 16 + 2048 + 2 * _CHOICE_PROGRAMS_MAX
 
 
 def index_scores(
@@ -40,11 +46,47 @@ def index_scores(
     )  # fmt: skip
 
 
-def top_positions(state: torch.Tensor, scores: torch.Tensor, selected: torch.Tensor) -> None:
+class Choice(ctypes.Structure):
+    """See choose.cu."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p), ("scores", ctypes.c_void_p), ("selected", ctypes.c_void_p),
+        ("work", ctypes.c_void_p), ("wanted_max", ctypes.c_int),
+    )  # fmt: skip
+
+
+def choice_workspace(positions: int, device: torch.device) -> torch.Tensor:
+    """Memory of `top_positions` for up to `positions` scores; must not be shared by streams."""
+    keys = -(-positions // _CHOICE_KEYS) * _CHOICE_KEYS
+    return torch.zeros(_CHOICE_WORDS + keys, dtype=torch.int32, device=device)
+
+
+def top_positions(
+    state: torch.Tensor, scores: torch.Tensor, selected: torch.Tensor, workspace: torch.Tensor
+) -> None:
     """selected int32 [K]: positions of the K largest scores, ascending, lower ones win ties.
 
-    With T <= K positions it holds all T. The K-th largest score is found bit by bit: 32 counts.
+    With T <= K positions it holds all T. Many programs count digits (choose.cu); without it one
+    finds the K-th largest score bit by bit.
     """
+    programs = -(-scores.shape[0] // _CHOICE_KEYS)
+    require(
+        workspace.shape[0] >= _CHOICE_WORDS + programs * _CHOICE_KEYS, "top_positions", "workspace"
+    )
+    kernels = compiled(scores.device)
+    aligned = scores.data_ptr() % 16 == 0
+    # two fit on a multiprocessor beside whatever runs before them
+    if kernels and aligned and programs <= min(2 * kernels.multiprocessors, _CHOICE_PROGRAMS_MAX):
+        choice = Choice(
+            state.data_ptr(), scores.data_ptr(), selected.data_ptr(), workspace.data_ptr(),
+            selected.shape[0],
+        )  # fmt: skip
+        kernels.launch("choose_positions", programs, _CHOICE_THREADS, 0, [choice])
+    else:
+        _launch_top(state, scores, selected)
+
+
+def _launch_top(state: torch.Tensor, scores: torch.Tensor, selected: torch.Tensor) -> None:
     size = power_of_two(scores.shape[0], 1024)
     tile = min(size, _TILE_MAX)
     _top_kernel[(1,)](

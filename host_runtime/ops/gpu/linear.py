@@ -2,9 +2,10 @@
 
 Shapes: M rows, K inputs, N outputs. Weights are decoded in registers; activations stay float32.
 
-Up to GEMV_ROWS_MAX rows a GEMV streams the weights once. Its sums run in an order that does not
-depend on the number of rows. More rows go through the matrix units: each activation is split into
-three bf16 parts, which together hold all its bits, so that only the order of sums differs.
+Up to GEMV_ROWS_MAX rows a GEMV streams the weights once: product.cu where it can (see `streams`),
+else Triton. Its sums run in an order that does not depend on the number of rows. More rows go
+through the matrix units: each activation is split into three bf16 parts, which together hold all
+its bits, so that only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from host_runtime.ops.gpu.product import Route, column_parts, multiply, streams
 from host_runtime.ops.gpu.support import (
     BLOCK,
     decode_e4m3,
@@ -63,11 +65,13 @@ def linear(
     prologue: Prologue = "none",
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
+    route: Route | None = None,
 ) -> torch.Tensor:
     """y [M, N] of x [M, >= K] float32, whose rows may be strided.
 
     prologue "norm": x is RMS-normed with `gain` [K] and eps first. "silu": x is [M, 2 K], gate
-    then up, and silu(gate) * up is the input. Both only for up to GEMV_ROWS_MAX rows.
+    then up, and silu(gate) * up is the input. Both only for up to GEMV_ROWS_MAX rows. `route`
+    (only where `streams` takes the matrix): what route_payload makes, done beside the product.
     """
     rows, columns = x.shape[0], matrix.columns
     width = 2 * columns if prologue == "silu" else columns
@@ -78,11 +82,52 @@ def linear(
         out = torch.empty(rows, matrix.rows, dtype=torch.float32, device=x.device)
     require(out.shape == (rows, matrix.rows), "linear", f"out has shape {list(out.shape)}")
     if rows <= GEMV_ROWS_MAX:
-        _launch_gemv(x, matrix, out, prologue, gain, eps)
+        kernels = streams(matrix)
+        if kernels is not None:
+            multiply(kernels, x, matrix, out, prologue, gain, eps, route=route)
+        else:
+            require(route is None, "linear", "no kernel sends the payload here")
+            _launch_gemv(x, matrix, out, prologue, gain, eps)
     else:
         require(prologue == "none", "linear", f"prologue {prologue} for {rows} rows")
         _launch_gemm(x, matrix, out)
     return out
+
+
+def partial_linear(
+    x: torch.Tensor,
+    matrix: Matrix,
+    out: torch.Tensor,
+    *,
+    prologue: Literal["none", "silu"] = "none",
+    route: Route | None = None,
+) -> torch.Tensor:
+    """`linear` of one row x as a few sums over parts of the columns, for add_norm to add.
+
+    out [at least column_parts(K), N]; returns its rows that were written. `route` (only where
+    can_route_beside): the choice of experts beside the product.
+    """
+    kernels = streams(matrix, column_parts(matrix.columns))
+    if kernels is None:
+        require(route is None, "partial_linear", "no kernel chooses experts here")
+        return linear(x, matrix, out[:1], prologue=prologue)
+    out = out[: partial_rows(matrix)]
+    multiply(
+        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], route=route
+    )  # fmt: skip
+    return out
+
+
+def can_route_beside(before: Matrix, matrix: Matrix) -> bool:
+    """True if linear of `before` and partial_linear of `matrix` take a `route`."""
+    parts = column_parts(matrix.columns)
+    return streams(before) is not None and streams(matrix, parts) is not None
+
+
+def partial_rows(matrix: Matrix) -> int:
+    """How many rows partial_linear writes."""
+    parts = column_parts(matrix.columns)
+    return parts if streams(matrix, parts) else 1
 
 
 def _launch_gemv(

@@ -12,12 +12,14 @@ positions.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from host_runtime.ops.gpu.compiled import Kernels, compiled
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -29,6 +31,26 @@ from host_runtime.ops.gpu.support import (
 from host_runtime.ops.matrix import Matrix
 
 _INDEX_HEADS = 16  # per program: the least rows of a matrix unit
+# As in prepare.cu.
+_THREADS, _WARPS, _TURN_HEADS, _ROWS_AT_ONCE = 128, 4, 16, 16
+_NOPE_MAX, _INDEX_SIZE_MAX = 256, 512
+
+
+class Prepare(ctypes.Structure):
+    """See prepare.cu."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p), ("y1", ctypes.c_void_p), ("y2", ctypes.c_void_p),
+        ("rotation", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scale", ctypes.c_void_p),
+        ("latent_gain", ctypes.c_void_p), ("key_gain", ctypes.c_void_p),
+        ("key_bias", ctypes.c_void_p), ("query", ctypes.c_void_p),
+        ("index_query", ctypes.c_void_p), ("kv", ctypes.c_void_p), ("key", ctypes.c_void_p),
+        ("heads", ctypes.c_int), ("nope", ctypes.c_int), ("rope", ctypes.c_int),
+        ("value", ctypes.c_int), ("latent", ctypes.c_int), ("index_heads", ctypes.c_int),
+        ("index_size", ctypes.c_int), ("key_at", ctypes.c_int), ("latent_at", ctypes.c_int),
+        ("index_at", ctypes.c_int), ("cache_bf16", ctypes.c_int), ("eps", ctypes.c_float),
+        ("key_eps", ctypes.c_float),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,64 @@ def prepare(
 
     query [H, L + R] and index_query [G, E] float32, kv_cache [P, L + R], key_cache [P, E].
     """
+    kernels = compiled(y1.device)
+    arguments = (
+        sizes, weights, state, y1, y2, rotation, query, index_query, kv_cache, key_cache, eps,
+        key_eps,
+    )  # fmt: skip
+    fits = sizes.nope <= _NOPE_MAX and sizes.index_size <= _INDEX_SIZE_MAX
+    aligned = weights.kv_b.codes.data_ptr() % 16 == 0 and sizes.latent % 16 == 0
+    if kernels is not None and fits and aligned:
+        _launch_compiled(kernels, *arguments)
+    else:
+        _launch_triton(*arguments)
+
+
+def _launch_compiled(
+    kernels: Kernels,
+    sizes: PrepareSizes,
+    weights: PrepareWeights,
+    state: torch.Tensor,
+    y1: torch.Tensor,
+    y2: torch.Tensor,
+    rotation: torch.Tensor,
+    query: torch.Tensor,
+    index_query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    key_cache: torch.Tensor,
+    eps: float,
+    key_eps: float,
+) -> None:
+    s, w = sizes, weights
+    blocks = 2 + -(-s.index_heads // _WARPS) + -(-s.heads // _TURN_HEADS)
+    blocks += s.heads * -(-s.latent // 128)
+    whole_rows = -(-s.nope // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
+    shared = max(_ROWS_AT_ONCE * 128 * 4 + whole_rows * 128, _WARPS * 2 * _INDEX_SIZE_MAX * 4)
+    argument = Prepare(
+        state.data_ptr(), y1.data_ptr(), y2.data_ptr(), rotation.data_ptr(),
+        w.kv_b.codes.data_ptr(), w.kv_b.scale.data_ptr(), w.latent_gain.data_ptr(),
+        w.key_gain.data_ptr(), w.key_bias.data_ptr(), query.data_ptr(), index_query.data_ptr(),
+        kv_cache.data_ptr(), key_cache.data_ptr(), s.heads, s.nope, s.rope, s.value, s.latent,
+        s.index_heads, s.index_size, s.key_at, s.latent_at, s.index_query_at,
+        kv_cache.dtype == torch.bfloat16, eps, key_eps,
+    )  # fmt: skip
+    kernels.launch("prepare_attention", blocks, _THREADS, shared, [argument])
+
+
+def _launch_triton(
+    sizes: PrepareSizes,
+    weights: PrepareWeights,
+    state: torch.Tensor,
+    y1: torch.Tensor,
+    y2: torch.Tensor,
+    rotation: torch.Tensor,
+    query: torch.Tensor,
+    index_query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    key_cache: torch.Tensor,
+    eps: float,
+    key_eps: float,
+) -> None:
     s = sizes
     latent_blocks = -(-s.latent // 128)
     index_programs = -(-s.index_heads // _INDEX_HEADS)

@@ -13,9 +13,11 @@ import triton.language as tl
 
 from host_runtime.config import ModelConfig
 from host_runtime.ops.gpu.mailbox import post_call
+from host_runtime.ops.gpu.product import Route
 from host_runtime.ops.gpu.support import follow, launch_options, power_of_two, require
 
 _WARPS = 4
+_LANES = 32  # of the warp that chooses in route.cuh
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,44 @@ def route(
         K2=power_of_two(config.num_experts_per_tok), NORMALISE=config.norm_topk_prob,
         D=hidden.shape[-1], BLOCK=1024, POST=call is not None, num_warps=_WARPS,
         **launch_options(logits.device),
+    )  # fmt: skip
+
+
+def route_beside(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    config: ModelConfig,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    call: RouteCall | None = None,
+) -> Route | None:
+    """`route` but for the payload, as one more block of a product's launch (route.cuh).
+
+    None if it does not fit.
+    """
+    c = config
+    if c.n_group > _LANES or c.num_experts_per_tok > _LANES:
+        return None
+    return Route(
+        logits.data_ptr(), bias.data_ptr(), None, ids.data_ptr(), weights.data_ptr(),
+        None, call.sequence.data_ptr() if call else None,
+        call.flags.data_ptr() if call else None, call.layer if call else 0, c.n_routed_experts,
+        c.n_group, c.topk_group, c.num_experts_per_tok, c.norm_topk_prob, 0, 0,
+        c.routed_scaling_factor,
+    )  # fmt: skip
+
+
+def route_payload(hidden: torch.Tensor, payload: torch.Tensor) -> Route | None:
+    """payload [D] = hidden [D] as one more block of a product's launch; None if it does not fit.
+
+    In the launch before the choice of experts: writes over the bus take their time.
+    """
+    aligned = (hidden.data_ptr() | payload.data_ptr()) % 16 == 0 and hidden.shape[-1] % 4 == 0
+    if not aligned:
+        return None
+    return Route(
+        hidden=hidden.data_ptr(), payload=payload.data_ptr(), size=hidden.shape[-1],
+        payload_bf16=payload.dtype == torch.bfloat16,
     )  # fmt: skip
 
 

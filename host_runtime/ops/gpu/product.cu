@@ -1,0 +1,131 @@
+/* y = W x for one or two rows of x: W streams through shared memory, ahead of x.
+ *
+ * A program's weights are constants, so it asks for the first of them before it waits for the
+ * previous kernel: while that one ends, the memory is never idle. Two such kernels fit on a
+ * multiprocessor, so the next product fills its rings while this one computes.
+ *
+ * A group of rows times a chunk of columns is a tile of 2 KiB. A program has a run of whole groups,
+ * of FP8 rows (codes.cuh) or of plain ones (plain.cuh); its warps share the run's tiles evenly,
+ * each with a ring of its own. Where warps cut a group, their sums are added in the warps' order.
+ * What a program does depends on the matrix alone, never on the number of rows of x.
+ */
+#include "codes.cuh"
+#include "plain.cuh"
+#include "route.cuh"
+
+/* y[row i of the group] for row n of x, if there is such a row. */
+template <typename Kind>
+__device__ __forceinline__ void store_sum(const Product &p, const Work &w, int group, int n, int i,
+                                          float value) {
+    int row = (w.first_group + group) * Kind::ROWS + i;
+    i64 at = w.part * (i64)(p.rows8 + p.plain_rows) + n * p.y_stride + Kind::first_row(p) + row;
+    if (row < Kind::rows(p)) p.y[at] = value;
+}
+
+/* Groups that warps cut: add the warps' sums in order. cut[warp][0]: of the group that an earlier
+ * warp began, [1]: of the group that a later warp ends. */
+template <typename Kind, int X>
+__device__ __forceinline__ void join_cut_groups(const Product &p, const Work &w,
+                                                float (*cut)[2][X][Kind::ROWS],
+                                                const float *factor) {
+    constexpr int SUMS = Kind::ROWS * X;
+    int i = threadIdx.x % Kind::ROWS, n = threadIdx.x / Kind::ROWS % X;
+    int warp = threadIdx.x / SUMS + 1, tiles = w.groups * w.chunks;
+    if (warp >= WARPS) return;
+    int begin = share(tiles, warp, WARPS), group = begin / w.chunks, first = group * w.chunks;
+    if (begin == tiles || begin == first || share(tiles, warp - 1, WARPS) > first) return;
+    float sum = cut[warp - 1][1][n][i];
+    for (; warp < WARPS && share(tiles, warp, WARPS) < first + w.chunks; warp++) {
+        if (share(tiles, warp, WARPS) < share(tiles, warp + 1, WARPS)) sum += cut[warp][0][n][i];
+    }
+    store_sum<Kind>(p, w, group, n, i, sum * factor[n]);
+}
+
+/* A group's sums: stored, or left for join_cut_groups. */
+template <typename Kind, int X>
+__device__ __forceinline__ void finish_group(const Product &p, const Work &w, int group,
+                                             typename Kind::template Sums_<X> &sums,
+                                             float (*cut)[X][Kind::ROWS], const float *factor) {
+    bool begun_before = group * w.chunks < w.tiles_begin;
+    bool whole = !begun_before && (group + 1) * w.chunks <= w.tiles_end;
+    sums.finish([&](int n, int i, float sum) {
+        if (whole) {
+            store_sum<Kind>(p, w, group, n, i, sum * factor[n]);
+        } else {
+            cut[begun_before ? 0 : 1][n][i] = sum;
+        }
+    });
+}
+
+__device__ __forceinline__ void wait_for_oldest(int stages) {
+    if (stages == 3) wait_for_copies<2>();
+    if (stages == 4) wait_for_copies<3>();
+    if (stages == 6) wait_for_copies<5>();
+    __syncwarp();
+}
+
+/* Shared memory: rings, cut sums, the input but for x, scales, x. product.py computes the same
+ * size. `program` of `programs` for this kind of rows. */
+template <typename Kind, int X>
+__device__ __forceinline__ void multiply(const Product &p, int program, int programs) {
+    extern __shared__ __align__(16) u8 shared[];
+    Work w = find_work<Kind>(p, program, programs);
+    int warp = threadIdx.x / LANES;
+    u8 *ring = shared + warp * p.stages * TILE;
+    auto cut = (float (*)[2][X][Kind::ROWS])(shared + WARPS * p.stages * TILE);
+    Input in;
+    in.squares = (float *)(cut + WARPS);
+    in.scale = in.squares + X * WARPS;
+    float *scales = in.scale + X * w.chunks * 2;
+    in.x = (float4 *)(scales + (X + w.scale_rows) * w.chunks * 2 % 4 + w.scale_rows * w.chunks * 2);
+
+    release_next();
+    Cursor at = {w.tiles_begin / w.chunks, w.tiles_begin % w.chunks, 0};
+    Source ahead = Kind::source(p, w, shared_address(ring));
+    int asked = w.tiles_begin;
+    for (int stage = 0; stage < p.stages; stage++) {
+        if (asked++ < w.tiles_end) Kind::fetch(p, w, ahead);
+        commit_copies();
+    }
+    Kind::load_scales(p, w, scales);
+#pragma unroll
+    for (int n = 0; n < X; n++) Kind::template load<X>(p, w, n, in);
+    __syncthreads();
+    float factor[X];
+#pragma unroll
+    for (int n = 0; n < X; n++) factor[n] = norm_factor(p, in, n);
+
+    typename Kind::template Sums_<X> acc = {};
+    for (int tile = w.tiles_begin; tile < w.tiles_end; tile++) {
+        wait_for_oldest(p.stages);
+        Kind::template add<X>(w, at, ring + at.stage * TILE, in, scales, acc);
+        __syncwarp();
+        if (asked++ < w.tiles_end) Kind::fetch(p, w, ahead);
+        commit_copies();
+        if (at.chunk + 1 == w.chunks || tile + 1 == w.tiles_end) {
+            finish_group<Kind, X>(p, w, at.group, acc, cut[warp], factor);
+        }
+        at.advance(w, p.stages);
+    }
+    __syncthreads();
+    join_cut_groups<Kind, X>(p, w, cut, factor);
+}
+
+template <int X> __device__ __forceinline__ void run(const Product &p, const Route &route) {
+    int block = blockIdx.x, codes = p.programs8 * p.parts, plain = p.programs_plain * p.parts;
+    if (block < codes) {
+        multiply<Codes, X>(p, block, codes);
+    } else if (block < codes + plain) {
+        multiply<Plain, X>(p, block - codes, plain);
+    } else {
+        choose_experts(route);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) product_1(Product p, Route route) {
+    run<1>(p, route);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) product_2(Product p, Route route) {
+    run<2>(p, route);
+}

@@ -1,0 +1,150 @@
+/* What the CUDA C++ kernels share: early launch, asynchronous copies, decoding, warp sums. */
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int LANES = 32;
+#define INFINITE __uint_as_float(0x7F800000u)
+
+/* Let the next kernel of the chain start: it may load constants, and waits before anything else. */
+__device__ __forceinline__ void release_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Wait until all earlier kernels of the chain are complete and their results can be seen. */
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 shared_address(const void *pointer) {
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
+/* 16 bytes from global to shared memory, past the first-level cache; zeros where not `valid`. */
+__device__ __forceinline__ void copy_16(u32 shared, const void *global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Wait until at most N of this thread's groups of copies are on their way. */
+template <int N> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Loads that see what other multiprocessors wrote: from the second-level cache. */
+__device__ __forceinline__ float4 load_4(const float *pointer) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(pointer)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float load_1(const float *pointer) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(pointer) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float2 load_2(const float *pointer) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v.x), "=f"(v.y)
+                 : "l"(pointer)
+                 : "memory");
+    return v;
+}
+
+/* Two floats of a half2's bits. */
+__device__ __forceinline__ void unpack_half2(u32 bits, float &low, float &high) {
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(low), "=f"(high)
+        : "r"(bits));
+}
+
+/* E4M3 as the hardware decodes it, or by moving the bits into a half: then 256 times too small. */
+#if __CUDA_ARCH__ >= 890
+constexpr float CODE_FACTOR = 1.0f;
+#else
+constexpr float CODE_FACTOR = 256.0f;
+#endif
+
+/* Four E4M3 codes as two pairs of halves, to be multiplied by CODE_FACTOR. */
+__device__ __forceinline__ void halves_of_4(u32 codes, u32 &low, u32 &high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; "
+        "cvt.rn.f16x2.e4m3x2 %1, b;}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+#else
+    low = __byte_perm(codes, 0, 0x1404); /* bytes 0 and 1, each above an empty byte */
+    high = __byte_perm(codes, 0, 0x3424);
+    low = (low & 0x80008000u) | ((low & 0x7F007F00u) >> 1);
+    high = (high & 0x80008000u) | ((high & 0x7F007F00u) >> 1);
+#endif
+}
+
+/* Sum over the warp in a fixed order; every lane gets it. */
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = LANES / 2; step; step /= 2) {
+        value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
+    }
+    return value;
+}
+
+/* 16 E4M3 codes, to be multiplied by CODE_FACTOR. */
+__device__ __forceinline__ void decode_16(uint4 codes, float *out) {
+    u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 low, high;
+        halves_of_4(words[i], low, high);
+        unpack_half2(low, out[4 * i], out[4 * i + 1]);
+        unpack_half2(high, out[4 * i + 2], out[4 * i + 3]);
+    }
+}
+
+/* sum[i] += factor * code i */
+__device__ __forceinline__ void add_codes_times(uint4 codes, float factor, float *sum) {
+    float w[16];
+    decode_16(codes, w);
+#pragma unroll
+    for (int i = 0; i < 16; i++) sum[i] = fmaf(w[i], factor, sum[i]);
+}
+
+/* 16 codes times 16 floats in units of 4, `stride` floats apart. */
+__device__ __forceinline__ float dot_codes(uint4 codes, const float *x, int stride) {
+    float w[16], even = 0.0f, odd = 0.0f;
+    decode_16(codes, w);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float4 v = *(const float4 *)(x + i * stride);
+        even = fmaf(w[4 * i], v.x, even);
+        odd = fmaf(w[4 * i + 1], v.y, odd);
+        even = fmaf(w[4 * i + 2], v.z, even);
+        odd = fmaf(w[4 * i + 3], v.w, odd);
+    }
+    return even + odd;
+}
+
+/* bf16 of a float: to nearest, ties to even. */
+__device__ __forceinline__ u32 bf16_bits(float value) {
+    u32 bits = __float_as_uint(value);
+    if (value != value) return 0x7FC0;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
