@@ -18,7 +18,7 @@ from duckctl.shards.layout import LAYOUT_VERSION
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.safetensors import FileHeader, open_regular, read_exactly
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 SCHEMA_VERSION = 1
 CACHE_NAME = "cache.json"
 SOURCE_NAME = "source.json"
@@ -253,7 +253,7 @@ def _inside(directory: Path, name: str) -> Path:
 
 
 def tensor_digests_name(layer: int) -> str:
-    """File in a cache with the sha256 of each source tensor of a layer."""
+    """File in a cache with the BLAKE3 digest of each source tensor of a layer."""
     return f"source/layer-{layer:03d}.json"
 
 

@@ -1,10 +1,11 @@
 """The conversion pipeline: read, then hash + pack on all cores, then hash + write.
 
-Experts go through in batches of one layer. While the writers append batch k to the pieces (one
-task per slice, so each piece is written and hashed in order), the packers fill the other buffer
-with batch k + 1, and the readers fetch what follows. All memory is two output buffers and a fixed
-number of experts as read, sized up front from the memory limit; a finished layer's fsyncs run
-behind the next layer's work.
+Experts go through in small batches of one layer, each in an output buffer of its own. Packers
+never wait at a batch's end: the next batch's experts are queued before this one's are done, as
+long as a buffer is free. A slice always belongs to the same writer thread, so each piece is hashed
+and written in order, and several batches can be on their way to the disk. All memory is the output
+buffers and a fixed number of experts as read, sized up front from the memory limit; a finished
+layer's fsyncs run behind the next layer's work.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,7 +32,8 @@ from duckctl.shards.store import PieceWriter, fsync_directory
 WRITERS_MAX = 8
 LAYERS_UNFINISHED_MAX = 2  # layers whose fsyncs may still run while later ones are packed
 RESERVE_BYTES = 400 << 20  # interpreter, libraries, headers of a 92,000-tensor checkpoint
-BATCH_BYTES_MAX = 768 << 20  # of both buffers: writes of several MB; more only costs first touches
+BUFFERS = 4
+BUFFER_BYTES_MAX = 1 << 30  # of all of them: writes of several MB; more only costs first touches
 READERS = 4  # enough to keep a disk busy with 15 MB reads
 
 LayerDone = Callable[[int, Mapping[str, str], list[JournalEntry]], None]
@@ -44,6 +47,7 @@ class Budget:
     threads: int
     loaded_experts: int  # read, and waiting for a packer or being packed
     batch_experts: int
+    buffers: int
     memory_bytes: int  # what the pipeline allocates at most, reserve included
 
 
@@ -52,8 +56,8 @@ def make_budget(
 ) -> Budget:
     """Threads and sizes that keep the limit; refused when two experts do not fit."""
     source = max(reader_bytes(checkpoint.experts(layer)[0]) for layer in plan.shape.layers)
-    output = 2 * sum(layout.record_bytes for layout in plan.layouts)
-    least = RESERVE_BYTES + 2 * source + output
+    output = sum(layout.record_bytes for layout in plan.layouts)
+    least = RESERVE_BYTES + 2 * source + 2 * output
     if memory_limit_bytes < least:
         raise PlanError(
             f"--memory-limit {memory_limit_bytes >> 20} MiB is too small for this model",
@@ -61,10 +65,13 @@ def make_budget(
         )
     room = memory_limit_bytes - RESERVE_BYTES
     # One expert per packer and one per reader, as far as half of the room goes.
-    loaded = max(2, min(threads + READERS, (room - output) // source, room // 2 // source))
-    largest = max(1, BATCH_BYTES_MAX // output)
-    batch = min((room - loaded * source) // output, largest, plan.shape.expert_count)
-    return Budget(threads, loaded, batch, RESERVE_BYTES + loaded * source + batch * output)
+    loaded = max(2, min(threads + READERS, (room - 2 * output) // source, room // 2 // source))
+    records = (room - loaded * source) // output
+    buffers = min(BUFFERS, records)
+    largest = max(1, BUFFER_BYTES_MAX // (buffers * output))
+    batch = min(records // buffers, largest, plan.shape.expert_count)
+    memory = RESERVE_BYTES + loaded * source + buffers * batch * output
+    return Budget(threads, loaded, batch, buffers, memory)
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,24 @@ class _Pools:
 
     readers: ThreadPoolExecutor
     packers: ThreadPoolExecutor
-    writers: ThreadPoolExecutor
+    writers: Sequence[ThreadPoolExecutor]  # one thread each: a slice's writes keep their order
+
+    def writer_of(self, part: int) -> ThreadPoolExecutor:
+        return self.writers[part % len(self.writers)]
 
     def shutdown(self) -> None:
-        for pool in (self.readers, self.packers, self.writers):
+        for pool in (self.readers, self.packers, *self.writers):
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass
+class _OnTheWay:
+    """A batch in its buffer: being packed, then being written."""
+
+    batch: _Batch
+    buffer: Mapping[int, Bytes]
+    packs: list[Future[_Packed]]
+    writes: list[Future[None]] = field(default_factory=list)
 
 
 @dataclass
@@ -146,10 +166,11 @@ class Pipeline:
         with FileTable(file.path for file in self._checkpoint.files) as files:
             for _ in range(self._budget.loaded_experts):
                 self._free.put(ExpertReader(files, self._library, self._plan.fmt))
+            count = min(WRITERS_MAX, len(self._plan.slices))
             pools = _Pools(
                 ThreadPoolExecutor(READERS, "read"),
                 ThreadPoolExecutor(self._budget.threads, "pack"),
-                ThreadPoolExecutor(min(WRITERS_MAX, len(self._plan.slices)), "write"),
+                [ThreadPoolExecutor(1, f"write-{number}") for number in range(count)],
             )
             try:
                 self._run(pools, layer_done, advance)
@@ -168,29 +189,43 @@ class Pipeline:
         batches = self._batches()
         batch = next(batches, None)
         reads = self._start_reads(pools, batch)
-        writes: list[Future[None]] = []
-        previous: _Batch | None = None
-        turn = 0
+        packing: deque[_OnTheWay] = deque()
+        writing: deque[_OnTheWay] = deque()
         while batch is not None:
-            buffer = buffers[turn % 2]
+            following = next(batches, None)
+            if len(packing) + len(writing) == len(buffers):
+                if not writing:
+                    writing.append(self._hand_over(packing.popleft(), pools, advance))
+                buffer = self._end_writes(writing.popleft(), pools)
+            else:
+                buffer = buffers[len(packing) + len(writing)]
             packs = [
                 pools.packers.submit(self._pack, source, read, buffer, position)
                 for position, (source, read) in enumerate(zip(batch.experts, reads, strict=True))
             ]
-            following = next(batches, None)
+            packing.append(_OnTheWay(batch, buffer, packs))
             reads = self._start_reads(pools, following)
-            results = [future.result() for future in packs]
-            self._end_batch(previous, writes, pools.writers)
+            if len(packing) > 1:
+                writing.append(self._hand_over(packing.popleft(), pools, advance))
             self._finish_layers(layer_done, LAYERS_UNFINISHED_MAX)
-            state = self._layer_state(batch, results)
-            writes = [
-                pools.writers.submit(self._write, writer, buffer[part], len(batch.experts))
-                for part, writer in state.writers.items()
-            ]
-            advance(sum(source.size_bytes for source in batch.experts))
-            previous, batch, turn = batch, following, turn + 1
-        self._end_batch(previous, writes, pools.writers)
+            batch = following
+        writing.extend(self._hand_over(packed, pools, advance) for packed in packing)
+        for written in writing:
+            self._end_writes(written, pools)
         self._finish_layers(layer_done, 0)
+
+    def _hand_over(self, packed: _OnTheWay, pools: _Pools, advance: Advance) -> _OnTheWay:
+        """Waits until a batch is packed and starts its writes."""
+        batch = packed.batch
+        state = self._layer_state(batch, [future.result() for future in packed.packs])
+        packed.writes = [
+            pools.writer_of(part).submit(
+                self._write, writer, packed.buffer[part], len(batch.experts)
+            )
+            for part, writer in state.writers.items()
+        ]
+        advance(sum(source.size_bytes for source in batch.experts))
+        return packed
 
     def _start_reads(self, pools: _Pools, batch: _Batch | None) -> list[Future[ExpertReader]]:
         experts = batch.experts if batch is not None else ()
@@ -204,15 +239,14 @@ class Pipeline:
                 part = experts[start : start + step]
                 yield _Batch(layer, part, start == 0, start + step >= len(experts))
 
-    def _buffers(self) -> tuple[dict[int, Bytes], dict[int, Bytes]]:
-        """Two output buffers: per slice the records of one batch, back to back."""
+    def _buffers(self) -> list[dict[int, Bytes]]:
+        """Output buffers: per slice the records of one batch, back to back."""
         slices = sorted({part for parts in self._work.values() for part in parts})
         count = self._budget.batch_experts
-        first, second = (
+        return [
             {part: aligned_bytes(count * self._layouts[part].record_bytes) for part in slices}
-            for _ in range(2)
-        )
-        return first, second
+            for _ in range(self._budget.buffers)
+        ]
 
     def _read(self, source: ExpertSource, ticket: int) -> ExpertReader:
         """Waits for a free reader and fills it; the packer gives it back."""
@@ -273,17 +307,18 @@ class Pipeline:
                 state.errors.setdefault(part, ErrorSum()).add(error)
         return state
 
-    def _end_batch(
-        self, batch: _Batch | None, writes: Sequence[Future[None]], pool: ThreadPoolExecutor
-    ) -> None:
-        """Waits until a batch is written; after a layer's last one, its pieces are finished."""
-        for future in writes:
+    def _end_writes(self, written: _OnTheWay, pools: _Pools) -> Mapping[int, Bytes]:
+        """Waits until a batch is written; its buffer. After a layer's last one, its pieces are
+        finished."""
+        for future in written.writes:
             future.result()
-        if batch is not None and batch.is_last:
-            state = self._layers[batch.layer]
+        if written.batch.is_last:
+            state = self._layers[written.batch.layer]
             state.finishing = [
-                (part, pool.submit(writer.finish)) for part, writer in state.writers.items()
+                (part, pools.writer_of(part).submit(writer.finish))
+                for part, writer in state.writers.items()
             ]
+        return written.buffer
 
     def _finish_layers(self, layer_done: LayerDone, unfinished_max: int) -> None:
         """Reports layers whose pieces are durable; waits while too many are not."""

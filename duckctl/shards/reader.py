@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+from blake3 import blake3
 
 from duckctl.shards.checkpoint import ExpertSource, MatrixSource
 from duckctl.shards.layout import BLOCK, ceil_div
@@ -133,15 +133,18 @@ class ExpertReader:
             self._loaded.append(_Loaded(matrix, data, bytes(raw)))
 
     def decode(self) -> tuple[tuple[Matrix, ...], dict[str, str]]:
-        """Matrices gate, up, down, valid until the next load, and each tensor's sha256."""
+        """Matrices gate, up, down, valid until the next load, and each tensor's BLAKE3 digest.
+
+        It only has to tell equal bytes from others here, and takes a third of the time of SHA-256.
+        """
         digests: dict[str, str] = {}
         return tuple(self._decode(loaded, digests) for loaded in self._loaded), digests
 
     def _decode(self, loaded: _Loaded, digests: dict[str, str]) -> Matrix:
         source = loaded.source
-        digests[source.name] = hashlib.sha256(loaded.data.data).hexdigest()
+        digests[source.name] = blake3(loaded.data.data).hexdigest()
         if source.scale is not None:
-            digests[source.scale.name] = hashlib.sha256(loaded.raw_scale).hexdigest()
+            digests[source.scale.name] = blake3(loaded.raw_scale).hexdigest()
             scale = _stored_scale(source.scale, loaded.raw_scale)
         else:
             scale = np.empty(_scale_shape(source), np.float32)
@@ -171,7 +174,7 @@ def digest_expert(files: FileTable, source: ExpertSource) -> dict[str, str]:
 
 
 def _digest_range(files: FileTable, path: Path, offset: int, size_bytes: int) -> str:
-    digest = hashlib.sha256()
+    digest = blake3()
     buffer = memoryview(bytearray(min(size_bytes, DIGEST_BUFFER_BYTES)))
     for start in range(0, size_bytes, DIGEST_BUFFER_BYTES):
         view = buffer[: min(len(buffer), size_bytes - start)]

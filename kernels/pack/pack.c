@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pack.h"
 
+#include <emmintrin.h>
 #include <math.h>
 #include <string.h>
 
@@ -175,6 +176,21 @@ static bool fill_tile(const struct packing *p, uint32_t matrix, const struct til
     return true;
 }
 
+/* tile_store through a buffer: a record is not read again before megabytes of others are written,
+ * so its lines need neither be fetched nor stay in the caches. */
+static void store_past_cache(struct tile *tile, uint32_t format, uint8_t *panel) {
+    _Alignas(64) uint8_t packed[TILE_PACKED_BYTES_MAX];
+    tile_store(tile, format, packed);
+    uint64_t bytes = duck_panel_bytes(format, tile->columns);
+    if ((uintptr_t)panel % 16 != 0) {
+        memcpy(panel, packed, bytes);
+        return;
+    }
+    for (uint64_t at = 0; at < bytes; at += 16) {
+        _mm_stream_si128((__m128i *)(panel + at), _mm_load_si128((const __m128i *)(packed + at)));
+    }
+}
+
 /* Pack rows row..row+31, columns column..column+columns-1 of a source matrix to `panel`, and their
  * scale to float `scale_at` of the record. All of them lie in one source block. */
 static int pack_tile(const struct packing *p, uint32_t matrix, uint32_t row, uint32_t column,
@@ -197,7 +213,7 @@ static int pack_tile(const struct packing *p, uint32_t matrix, uint32_t row, uin
     if (!fill_tile(p, matrix, &source, scale, &tile)) {
         return refuse_tile(p, matrix, row, column, columns);
     }
-    tile_store(&tile, p->slice->format, panel);
+    store_past_cache(&tile, p->slice->format, panel);
     return DUCK_PACK_OK;
 }
 
@@ -258,6 +274,7 @@ int duck_pack_record(const struct duck_pack_slice *slice, const struct duck_pack
         int status = pack_down(&p, panel);
         if (status != DUCK_PACK_OK) return status;
     }
+    _mm_sfence(); /* the record is whole before anyone is told of it */
     zero_gaps(&p);
     return DUCK_PACK_OK;
 }

@@ -13,7 +13,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TILE_ROWS = 32, TILE_COLUMNS = 128, TILE_CHUNKS = TILE_COLUMNS / 32 };
+enum {
+    TILE_ROWS = 32,
+    TILE_COLUMNS = 128,
+    TILE_CHUNKS = TILE_COLUMNS / 32,
+    TILE_PACKED_BYTES_MAX = TILE_ROWS * TILE_COLUMNS * 9 / 8,
+};
 
 /* Codes row by row, one per byte, without a sign extension. fp9 has the upper eight bits in plane 0
  * and the last mantissa bit (0 or 1) in plane 1; the other formats use plane 0 only. Only `columns`

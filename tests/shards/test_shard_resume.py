@@ -72,18 +72,25 @@ def end_after(model_dir: Path, cache_dir: Path, delay_s: float, number: signal.S
 def test_end_at_random_moments_then_resume(
     model_dir: Path, tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
 ) -> None:
+    """Each moment is drawn from the time that a conversion takes; those that come too late, which
+    on a busy machine some do, don't count."""
     random_source = random.Random(20261130)
     started = time.monotonic()
-    convert_equal(model_dir, "fp9", SLICES, tmp_path / "timing")
+    assert not end_after(model_dir, tmp_path / "timing", 120.0, number)
     duration_s = time.monotonic() - started
     ended = 0
-    for attempt in range(KILLS):
+    for attempt in range(3 * KILLS):
         cache_dir = tmp_path / f"cache-{attempt}"
         delay_s = random_source.uniform(0.0, duration_s)
-        ended += end_after(model_dir, cache_dir, delay_s, number)
+        if not end_after(model_dir, cache_dir, delay_s, number):
+            duration_s *= 0.9
+            continue
         convert_equal(model_dir, "fp9", SLICES, cache_dir)
         assert digests_below(cache_dir) == undisturbed
-    assert ended >= KILLS // 2
+        ended += 1
+        if ended == KILLS:
+            break
+    assert ended == KILLS
 
 
 @pytest.mark.slow
