@@ -2,18 +2,12 @@
  *
  * 82574L, and the controllers inside Intel's chipsets: I217, I218, I219. Sections are those of the
  * "Intel 82574 GbE Controller Family Datasheet" (rev 3.4) unless another document is named. Legacy
- * descriptors, one queue each way.
- *
- * Who owns what (3.2.6, 3.3.3.3): the device owns descriptors from head up to, not including, tail;
- * the device moves the heads, the driver the tails. Receive: the tail is one behind the oldest
- * frame that we still have, so the ring never looks empty when it is full. Send: the tail is the
- * next descriptor that we fill; one descriptor always stays unused, because head == tail means
- * empty.
+ * descriptors, one queue each way (3.2.6, 3.3.3.3; nic/intel_queues.h).
  *
  * STATUS bit 22 (2.5 Gbit/s on I226) is reserved zero here.
  */
 #include "memory/memory.h"
-#include "nic/intel.h"
+#include "nic/intel_queues.h"
 
 #include <assert.h>
 
@@ -21,15 +15,13 @@
 enum {
     INTERRUPT_MASK_CLEAR = 0x00d8,
     INTERRUPT_CAUSE = 0x00c0,
-    RECEIVE_BASE_LOW = 0x2800,
-    RECEIVE_BASE_HIGH = 0x2804,
+    RECEIVE_BASE = 0x2800,
     RECEIVE_BYTES = 0x2808,
     RECEIVE_HEAD = 0x2810,
     RECEIVE_TAIL = 0x2818,
     RECEIVE_DELAY = 0x2820,
     RECEIVE_CONTROL = 0x2828,
-    SEND_BASE_LOW = 0x3800,
-    SEND_BASE_HIGH = 0x3804,
+    SEND_BASE = 0x3800,
     SEND_BYTES = 0x3808,
     SEND_HEAD = 0x3810,
     SEND_TAIL = 0x3818,
@@ -73,15 +65,9 @@ static_assert(sizeof(struct send_descriptor) == 16, "7.2.10.1");
 enum { SEND_END = 1, SEND_ADD_CRC = 2, SEND_REPORT = 8, SENT = 1 };
 
 struct e1000e {
-    volatile uint8_t *registers;
+    struct intel_queues queues; /* first: nic->state is both */
     volatile struct receive_descriptor *receive;
     volatile struct send_descriptor *send;
-    struct nic_memory memory;
-    uint32_t receive_next; /* the descriptor of the oldest frame */
-    uint32_t released;     /* descriptors behind it that the device has not been told of */
-    bool in_long_frame;    /* the descriptors before belong to a frame longer than a buffer */
-    uint32_t send_next;    /* = tail */
-    uint32_t send_oldest;  /* the oldest descriptor that may still be the device's */
     bool is_pch;
 };
 
@@ -113,7 +99,7 @@ static const struct nic_model pch_models[] = {{0x153a, "I217-LM"}, {0x153b, "I21
 /* ---- starting -------------------------------------------------------------------------------- */
 /* 4.6.2 and 4.6.3: interrupts off, master disable, reset, interrupts off again. */
 static enum nic_status reset(struct e1000e *e1000e) {
-    volatile uint8_t *registers = e1000e->registers;
+    volatile uint8_t *registers = e1000e->queues.registers;
     intel_write(registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
     intel_quiesce(registers);
     nic_pause_us(10000); /* frames in flight leave the packet buffer */
@@ -145,32 +131,48 @@ static void pch_energy_saving_off(volatile uint8_t *registers) {
                 intel_read(registers, EXTENDED_OWNER) & ~(uint32_t)EXTENDED_OWNER_SOFTWARE);
 }
 
-static uint8_t *receive_buffer(struct e1000e *e1000e, uint32_t index) {
-    return e1000e->memory.receive_buffers + (size_t)index * NIC_BUFFER_BYTES;
+/* ---- descriptors ----------------------------------------------------------------------------- */
+static struct e1000e *of(struct intel_queues *queues) { return (struct e1000e *)queues; }
+
+static void give(struct intel_queues *queues, uint32_t index) {
+    volatile struct receive_descriptor *at = &of(queues)->receive[index];
+    at->address = nic_dma(intel_receive_buffer(queues, index));
+    at->status = 0;
+    at->errors = 0;
 }
 
-static void give_to_device(struct e1000e *e1000e, uint32_t index) {
-    e1000e->receive[index].address = nic_dma(receive_buffer(e1000e, index));
-    e1000e->receive[index].status = 0;
-    e1000e->receive[index].errors = 0;
+static struct intel_received received(struct intel_queues *queues, uint32_t index) {
+    volatile struct receive_descriptor *at = &of(queues)->receive[index];
+    uint8_t status = at->status;
+    if ((status & RECEIVED) == 0) return (struct intel_received){.is_done = false};
+    ring_barrier(); /* the status before the rest */
+    return (struct intel_received){true, (status & RECEIVED_END) != 0,
+                                   (at->errors & RECEIVE_ERRORS) != 0, at->bytes};
+}
+
+static void put(struct intel_queues *queues, uint32_t index, size_t bytes) {
+    volatile struct send_descriptor *at = &of(queues)->send[index];
+    at->bytes = (uint16_t)bytes;
+    at->checksum_offset = at->checksum_start = 0;
+    at->status = 0;
+    at->command = SEND_END | SEND_ADD_CRC | SEND_REPORT;
+}
+
+static bool sent(struct intel_queues *queues, uint32_t index) {
+    return (of(queues)->send[index].status & SENT) != 0;
 }
 
 /* 4.6.5 */
 static void start_receiver(struct e1000e *e1000e, bool jumbo) {
-    volatile uint8_t *registers = e1000e->registers;
-    uint32_t count = e1000e->memory.receive_count;
-    uint64_t base = nic_dma(e1000e->receive);
-    for (uint32_t index = 0; index < count; index++) give_to_device(e1000e, index);
-    e1000e->receive_next = e1000e->released = 0;
-    e1000e->in_long_frame = false;
+    volatile uint8_t *registers = e1000e->queues.registers;
+    uint32_t count = e1000e->queues.memory.receive_count;
     intel_write(registers, CHECKSUM_CONTROL, 0);
     intel_write(registers, FILTER_CONTROL, 0); /* legacy descriptors */
     intel_write(registers, RECEIVE_DELAY, 0);
-    intel_write(registers, RECEIVE_BASE_LOW, (uint32_t)base);
-    intel_write(registers, RECEIVE_BASE_HIGH, (uint32_t)(base >> 32));
-    intel_write(registers, RECEIVE_BYTES, count * (uint32_t)sizeof(struct receive_descriptor));
-    intel_write(registers, RECEIVE_HEAD, 0);
-    intel_write(registers, RECEIVE_TAIL, 0);
+    intel_ring_place(
+        registers,
+        (struct intel_ring_registers){RECEIVE_BASE, RECEIVE_BYTES, RECEIVE_HEAD, RECEIVE_TAIL},
+        e1000e->receive, count * (uint32_t)sizeof(struct receive_descriptor));
     uint32_t control = RCTL_ENABLE | RCTL_BROADCAST | RCTL_STRIP_CRC;
     if (jumbo) control |= RCTL_LONG_PACKETS | (NIC_BUFFER_BYTES >> 10) << RCTL_FLEXIBLE_SHIFT;
     intel_write(registers, INTEL_RCTL, control);
@@ -180,20 +182,15 @@ static void start_receiver(struct e1000e *e1000e, bool jumbo) {
 
 /* 4.6.6 */
 static void start_sender(struct e1000e *e1000e) {
-    volatile uint8_t *registers = e1000e->registers;
-    uint32_t count = e1000e->memory.send_count;
-    uint64_t base = nic_dma(e1000e->send);
+    volatile uint8_t *registers = e1000e->queues.registers;
+    uint32_t count = e1000e->queues.memory.send_count;
     for (uint32_t index = 0; index < count; index++) {
         e1000e->send[index].status = SENT;
-        e1000e->send[index].address =
-            nic_dma(e1000e->memory.send_buffers + (size_t)index * NIC_BUFFER_BYTES);
+        e1000e->send[index].address = nic_dma(intel_send_buffer(&e1000e->queues, index));
     }
-    e1000e->send_next = e1000e->send_oldest = 0;
-    intel_write(registers, SEND_BASE_LOW, (uint32_t)base);
-    intel_write(registers, SEND_BASE_HIGH, (uint32_t)(base >> 32));
-    intel_write(registers, SEND_BYTES, count * (uint32_t)sizeof(struct send_descriptor));
-    intel_write(registers, SEND_HEAD, 0);
-    intel_write(registers, SEND_TAIL, 0);
+    intel_ring_place(registers,
+                     (struct intel_ring_registers){SEND_BASE, SEND_BYTES, SEND_HEAD, SEND_TAIL},
+                     e1000e->send, count * (uint32_t)sizeof(struct send_descriptor));
     intel_write(registers, SEND_CONTROL, SEND_CONTROL_VALUE);
     intel_write(registers, SEND_GAP, SEND_GAP_VALUE);
     ring_barrier();
@@ -203,12 +200,12 @@ static void start_sender(struct e1000e *e1000e) {
 
 static void e1000e_poll_link(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
-    intel_poll_link(nic, e1000e->registers);
+    intel_poll_link(nic, e1000e->queues.registers);
 }
 
 static enum nic_status e1000e_start(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
-    volatile uint8_t *registers = e1000e->registers;
+    volatile uint8_t *registers = e1000e->queues.registers;
     enum nic_status status = reset(e1000e);
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
@@ -220,6 +217,7 @@ static enum nic_status e1000e_start(struct nic *nic) {
         intel_write(registers, PACKET_BUFFER, PACKET_BUFFER_RECEIVE_KB);
     }
     pci_bus_master_on(nic->device);
+    intel_queues_empty(&e1000e->queues);
     start_receiver(e1000e, nic->mtu_bytes_max > NIC_MTU_PLAIN);
     start_sender(e1000e);
     uint32_t control = intel_read(registers, INTEL_CTRL);
@@ -231,116 +229,34 @@ static enum nic_status e1000e_start(struct nic *nic) {
 }
 
 static void e1000e_arm_wake(struct nic *nic) {
-    intel_arm_wake(((struct e1000e *)nic->state)->registers);
+    intel_arm_wake(((struct intel_queues *)nic->state)->registers);
 }
 
 static void e1000e_stop(struct nic *nic) {
     struct e1000e *e1000e = nic->state;
-    intel_write(e1000e->registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
-    intel_quiesce(e1000e->registers);
-    if (e1000e->is_pch) intel_set_loaded(e1000e->registers, false);
+    intel_write(e1000e->queues.registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
+    intel_quiesce(e1000e->queues.registers);
+    if (e1000e->is_pch) intel_set_loaded(e1000e->queues.registers, false);
     pci_take_over(nic->device);
     nic->broken = true;
 }
 
-/* ---- reception ------------------------------------------------------------------------------- */
-static void e1000e_refill(struct nic *nic) {
-    struct e1000e *e1000e = nic->state;
-    if (e1000e->released == 0) return;
-    e1000e->released = 0;
-    ring_barrier(); /* descriptors before the tail */
-    intel_write(e1000e->registers, RECEIVE_TAIL,
-                (e1000e->receive_next - 1) & (e1000e->memory.receive_count - 1));
-}
-
-static void e1000e_release(struct nic *nic) {
-    struct e1000e *e1000e = nic->state;
-    give_to_device(e1000e, e1000e->receive_next);
-    e1000e->receive_next = nic_next(e1000e->receive_next, e1000e->memory.receive_count);
-    if (++e1000e->released >= NIC_REFILL_FRAMES) e1000e_refill(nic);
-}
-
-/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame
- * longer than a buffer takes several descriptors: only its last one is marked as an end. */
-static bool is_good(struct nic *nic, uint8_t status, uint8_t errors, uint32_t bytes) {
-    struct e1000e *e1000e = nic->state;
-    bool is_end = (status & RECEIVED_END) != 0, is_part = e1000e->in_long_frame || !is_end;
-    e1000e->in_long_frame = !is_end;
-    if (is_part)
-        nic->count.oversized += is_end;
-    else if ((errors & RECEIVE_ERRORS) != 0)
-        nic->count.descriptor_errors++;
-    else if (bytes < NIC_HEADER_BYTES)
-        nic->count.runts++;
-    else if (bytes > NIC_BUFFER_BYTES)
-        nic->count.bad_descriptors++;
-    else
-        return true;
-    return false;
-}
-
-static bool e1000e_receive(struct nic *nic, struct nic_frame *frame) {
-    struct e1000e *e1000e = nic->state;
-    for (uint32_t seen = 0; seen < e1000e->memory.receive_count; seen++) {
-        volatile struct receive_descriptor *at = &e1000e->receive[e1000e->receive_next];
-        uint8_t status = at->status;
-        if ((status & RECEIVED) == 0) return false;
-        ring_barrier(); /* the status before the rest */
-        uint32_t bytes = at->bytes;
-        if (is_good(nic, status, at->errors, bytes)) {
-            frame->bytes = receive_buffer(e1000e, e1000e->receive_next);
-            frame->size = bytes;
-            return true;
-        }
-        e1000e_release(nic);
-    }
-    return false;
-}
-
-/* ---- sending --------------------------------------------------------------------------------- */
-static void reclaim(struct nic *nic) {
-    struct e1000e *e1000e = nic->state;
-    while (e1000e->send_oldest != e1000e->send_next &&
-           (e1000e->send[e1000e->send_oldest].status & SENT) != 0) {
-        e1000e->send_oldest = nic_next(e1000e->send_oldest, e1000e->memory.send_count);
-        nic->count.completed++;
-    }
-}
-
-static uint8_t *e1000e_send_buffer(struct nic *nic) {
-    struct e1000e *e1000e = nic->state;
-    reclaim(nic);
-    if (nic_next(e1000e->send_next, e1000e->memory.send_count) == e1000e->send_oldest) {
-        nic->count.ring_full++;
-        return NULL;
-    }
-    return e1000e->memory.send_buffers + (size_t)e1000e->send_next * NIC_BUFFER_BYTES;
-}
-
-static void e1000e_send(struct nic *nic, size_t bytes) {
-    struct e1000e *e1000e = nic->state;
-    volatile struct send_descriptor *at = &e1000e->send[e1000e->send_next];
-    at->bytes = (uint16_t)bytes;
-    at->checksum_offset = at->checksum_start = 0;
-    at->status = 0;
-    at->command = SEND_END | SEND_ADD_CRC | SEND_REPORT;
-    e1000e->send_next = nic_next(e1000e->send_next, e1000e->memory.send_count);
-    ring_barrier(); /* the descriptor before the tail */
-    intel_write(e1000e->registers, SEND_TAIL, e1000e->send_next);
-}
-
-static bool e1000e_sending(struct nic *nic) {
-    struct e1000e *e1000e = nic->state;
-    reclaim(nic);
-    return e1000e->send_oldest != e1000e->send_next;
-}
-
 /* ---- probe ----------------------------------------------------------------------------------- */
-static void take_memory(struct e1000e *e1000e) {
-    nic_take_buffers(&e1000e->memory);
+static struct e1000e *take_memory(volatile uint8_t *registers) {
+    struct e1000e *e1000e = memory_take(sizeof *e1000e, 64);
+    struct intel_queues *queues = &e1000e->queues;
+    queues->registers = registers;
+    queues->receive_tail = RECEIVE_TAIL;
+    queues->send_tail = SEND_TAIL;
+    queues->give = give;
+    queues->received = received;
+    queues->put = put;
+    queues->sent = sent;
+    nic_take_buffers(&queues->memory);
     /* 10.2.5.7: bases are 16-byte aligned, lengths multiples of 128 bytes. */
-    e1000e->receive = memory_take(e1000e->memory.receive_count * sizeof *e1000e->receive, 128);
-    e1000e->send = memory_take(e1000e->memory.send_count * sizeof *e1000e->send, 128);
+    e1000e->receive = memory_take(queues->memory.receive_count * sizeof *e1000e->receive, 128);
+    e1000e->send = memory_take(queues->memory.send_count * sizeof *e1000e->send, 128);
+    return e1000e;
 }
 
 enum nic_status e1000e_probe(struct nic *nic, const struct pci_device *device) {
@@ -351,11 +267,9 @@ enum nic_status e1000e_probe(struct nic *nic, const struct pci_device *device) {
     pci_take_over(device);
     volatile uint8_t *registers = pci_map_bar(device, 0, INTEL_REGISTER_BYTES, NULL);
     if (registers == NULL) return NIC_NO_REGISTERS;
-    struct e1000e *e1000e = memory_take(sizeof *e1000e, 64);
-    e1000e->registers = registers;
+    struct e1000e *e1000e = take_memory(registers);
     e1000e->is_pch = pch != NULL;
-    take_memory(e1000e);
-    nic->state = e1000e;
+    intel_queues_attach(nic, &e1000e->queues);
     nic_set_name(nic->driver, "e1000e");
     nic_set_name(nic->model, pch != NULL ? pch->name : discrete->name);
     /* The PCH parts need PHY settings for 9 KB frames that no public datasheet gives. */
@@ -365,12 +279,6 @@ enum nic_status e1000e_probe(struct nic *nic, const struct pci_device *device) {
     nic->stop = e1000e_stop;
     nic->arm_wake = e1000e_arm_wake;
     nic->poll_link = e1000e_poll_link;
-    nic->receive = e1000e_receive;
-    nic->release = e1000e_release;
-    nic->refill = e1000e_refill;
-    nic->send_buffer = e1000e_send_buffer;
-    nic->send = e1000e_send;
-    nic->sending = e1000e_sending;
     pci_link_always_on(device);
     return NIC_OK;
 }

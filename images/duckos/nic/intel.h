@@ -111,14 +111,19 @@ void intel_arm_wake(volatile uint8_t *registers);
 
 void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
 
-/* ---- rings of advanced descriptors (I210, I211, I225, I226): nic/intel_rings.c ----------------
- * */
-struct intel_rings;
-struct intel_rings *intel_rings_take(volatile uint8_t *registers);
+/* ---- I210, I211, I225, I226: nic/intel_rings.c ----------------------------------------------- */
+
+/* The device has been recognised: takes it over, and fills in all of nic but start and unproven. */
+enum nic_status intel_rings_probe(struct nic *nic, const struct pci_device *device,
+                                  const char *driver, const struct nic_model *model) NIC_MUST_CHECK;
+/* A reset by this bit of CTRL, then MAC address and filter. */
+enum nic_status intel_rings_reset(struct nic *nic, uint32_t reset_bit) NIC_MUST_CHECK;
+/* Whether energy efficient Ethernet is agreed on with the partner. A reset forgets it. */
+bool intel_rings_energy_saving_agreed(struct nic *nic);
+/* Off in the MAC, and these speeds (bits of IPCNFG) not offered any more (3.7.7.3). */
+void intel_rings_energy_saving_off(struct nic *nic, uint32_t advertised);
+/* Link up, bus mastering and both queues on. */
 enum nic_status intel_rings_start(struct nic *nic) NIC_MUST_CHECK;
-void intel_rings_stop(struct nic *nic);
-/* Sets receive, release, refill, send_buffer, send and sending; nic->state is the rings. */
-void intel_rings_attach(struct nic *nic, struct intel_rings *rings);
 volatile uint8_t *intel_rings_registers(struct nic *nic);
 
 #endif

@@ -1,35 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One receive and one send queue of advanced descriptors, as I210, I211, I225 and I226 have them.
- * Sections are those of the Intel Ethernet Controller I210 Datasheet (333016).
+ * I210, I211, I225 and I226: one receive and one send queue of advanced descriptors, and what else
+ * their ports have in common. Sections are those of the Intel Ethernet Controller I210 Datasheet (333016).
  *
- * Who owns what (7.1.4.3, 7.2.2): the device owns descriptors from head up to, not including, tail;
- * the device moves the heads, the driver the tails. The device writes a finished descriptor back
- * over the addresses, so each is written anew before it is given away. Receive: the tail stays one
- * behind the oldest frame that we still have. Send: one descriptor always stays unused.
+ * The device writes a finished descriptor back over the addresses, so each is written anew before
+ * it is given away (7.1.4.3, 7.2.2; nic/intel_queues.h).
  */
 #include "memory/memory.h"
-#include "nic/intel.h"
+#include "nic/intel_queues.h"
 
 #include <assert.h>
 
 enum {                         /* 8.1.3, queue 0 */
        LONGEST_FRAME = 0x5004, /* RLPML */
        CHECKSUM_CONTROL = 0x5000,
-       RECEIVE_BASE_LOW = 0xc000,
-       RECEIVE_BASE_HIGH = 0xc004,
+       RECEIVE_BASE = 0xc000,
        RECEIVE_BYTES = 0xc008,
        SPLIT_CONTROL = 0xc00c, /* SRRCTL */
        RECEIVE_HEAD = 0xc010,
        RECEIVE_TAIL = 0xc018,
        RECEIVE_CONTROL = 0xc028,
-       SEND_BASE_LOW = 0xe000,
-       SEND_BASE_HIGH = 0xe004,
+       SEND_BASE = 0xe000,
        SEND_BYTES = 0xe008,
        SEND_HEAD = 0xe010,
        SEND_TAIL = 0xe018,
        SEND_CONTROL = 0xe028,
 };
+enum {
+    INTERRUPT_CAUSE = 0x1500,
+    INTERRUPT_MASK_CLEAR = 0x150c,
+    EXTENDED_MASK_CLEAR = 0x1528,
+    COALESCING = 0x2508,        /* DMACR: holds received frames back to save power */
+    EEE_CONTROL = 0x0e30,       /* EEER, 8.24.10 */
+    EEE_CONFIGURATION = 0x0e38, /* IPCNFG, 8.24.1 */
+};
+enum { COALESCING_ENABLE = 1u << 31 };
+enum { EEE_NEGOTIATED = 1u << 29, EEE_SEND_IDLE = 1u << 16, EEE_RECEIVE_IDLE = 1u << 17 };
 /* 8.10.2: buffer size in KB, descriptor type 001b (advanced, one buffer), drop when there is no
  * descriptor instead of blocking the packet buffer. */
 #define SPLIT_CONTROL_VALUE ((NIC_BUFFER_BYTES >> 10) | 1u << 25 | 1u << 31)
@@ -65,57 +71,69 @@ static_assert(sizeof(struct send_descriptor) == 16, "7.2.2.3");
 #define SENT 1u
 
 struct intel_rings {
-    volatile uint8_t *registers;
+    struct intel_queues queues; /* first: nic->state is both */
     volatile union receive_descriptor *receive;
     volatile struct send_descriptor *send;
-    struct nic_memory memory;
-    uint32_t receive_next; /* the descriptor of the oldest frame */
-    uint32_t released;     /* descriptors behind it that the device has not been told of */
-    bool in_long_frame;    /* the descriptors before belong to a frame longer than a buffer */
-    uint32_t send_next;    /* = tail */
-    uint32_t send_oldest;  /* the oldest descriptor that may still be the device's */
 };
 
-volatile uint8_t *intel_rings_registers(struct nic *nic) {
-    return ((struct intel_rings *)nic->state)->registers;
+/* ---- descriptors ----------------------------------------------------------------------------- */
+static struct intel_rings *of(struct intel_queues *queues) { return (struct intel_rings *)queues; }
+
+static void give(struct intel_queues *queues, uint32_t index) {
+    volatile union receive_descriptor *at = &of(queues)->receive[index];
+    at->given.buffer = nic_dma(intel_receive_buffer(queues, index));
+    at->given.header = 0; /* clears the old status: bit 0 is "done" */
 }
 
-struct intel_rings *intel_rings_take(volatile uint8_t *registers) {
+static struct intel_received received(struct intel_queues *queues, uint32_t index) {
+    volatile union receive_descriptor *at = &of(queues)->receive[index];
+    uint32_t status = at->done.status;
+    if ((status & RECEIVED) == 0) return (struct intel_received){.is_done = false};
+    ring_barrier(); /* the status before the rest */
+    return (struct intel_received){true, (status & RECEIVED_END) != 0,
+                                   (status & RECEIVE_ERROR) != 0, at->done.bytes};
+}
+
+static void put(struct intel_queues *queues, uint32_t index, size_t bytes) {
+    volatile struct send_descriptor *at = &of(queues)->send[index];
+    at->buffer = nic_dma(intel_send_buffer(queues, index));
+    at->options = (uint32_t)bytes << SEND_LENGTH_SHIFT; /* "sent" is clear */
+    at->command = SEND_COMMAND | (uint32_t)bytes;
+}
+
+static bool sent(struct intel_queues *queues, uint32_t index) {
+    return (of(queues)->send[index].options & SENT) != 0;
+}
+
+static struct intel_rings *take_rings(volatile uint8_t *registers) {
     struct intel_rings *rings = memory_take(sizeof *rings, 64);
-    rings->registers = registers;
-    nic_take_buffers(&rings->memory);
+    struct intel_queues *queues = &rings->queues;
+    queues->registers = registers;
+    queues->receive_tail = RECEIVE_TAIL;
+    queues->send_tail = SEND_TAIL;
+    queues->give = give;
+    queues->received = received;
+    queues->put = put;
+    queues->sent = sent;
+    nic_take_buffers(&queues->memory);
     /* 8.10.5: bases are 128-byte aligned, lengths multiples of 128 bytes. */
-    rings->receive = memory_take(rings->memory.receive_count * sizeof *rings->receive, 128);
-    rings->send = memory_take(rings->memory.send_count * sizeof *rings->send, 128);
+    rings->receive = memory_take(queues->memory.receive_count * sizeof *rings->receive, 128);
+    rings->send = memory_take(queues->memory.send_count * sizeof *rings->send, 128);
     return rings;
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */
-static uint8_t *receive_buffer(struct intel_rings *rings, uint32_t index) {
-    return rings->memory.receive_buffers + (size_t)index * NIC_BUFFER_BYTES;
-}
-
-static void give_to_device(struct intel_rings *rings, uint32_t index) {
-    rings->receive[index].given.buffer = nic_dma(receive_buffer(rings, index));
-    rings->receive[index].given.header = 0; /* clears the old status: bit 0 is "done" */
-}
-
 /* 4.5.9 */
 static enum nic_status start_receiver(struct intel_rings *rings) {
-    volatile uint8_t *registers = rings->registers;
-    uint32_t count = rings->memory.receive_count;
-    uint64_t base = nic_dma(rings->receive);
-    for (uint32_t index = 0; index < count; index++) give_to_device(rings, index);
-    rings->receive_next = rings->released = 0;
-    rings->in_long_frame = false;
+    volatile uint8_t *registers = rings->queues.registers;
+    uint32_t count = rings->queues.memory.receive_count;
     intel_write(registers, CHECKSUM_CONTROL, 0);
     intel_write(registers, LONGEST_FRAME, TAGGED_FRAME_BYTES_MAX);
-    intel_write(registers, RECEIVE_BASE_LOW, (uint32_t)base);
-    intel_write(registers, RECEIVE_BASE_HIGH, (uint32_t)(base >> 32));
-    intel_write(registers, RECEIVE_BYTES, count * (uint32_t)sizeof(union receive_descriptor));
     intel_write(registers, SPLIT_CONTROL, SPLIT_CONTROL_VALUE);
-    intel_write(registers, RECEIVE_HEAD, 0);
-    intel_write(registers, RECEIVE_TAIL, 0);
+    intel_ring_place(
+        registers,
+        (struct intel_ring_registers){RECEIVE_BASE, RECEIVE_BYTES, RECEIVE_HEAD, RECEIVE_TAIL},
+        rings->receive, count * (uint32_t)sizeof(union receive_descriptor));
     intel_write(registers, RECEIVE_CONTROL, RECEIVE_THRESHOLDS | QUEUE_ENABLE);
     if (!nic_wait32(registers + RECEIVE_CONTROL, QUEUE_ENABLE, QUEUE_ENABLE, NIC_RESET_LIMIT_US))
         return NIC_REFUSED;
@@ -128,15 +146,10 @@ static enum nic_status start_receiver(struct intel_rings *rings) {
 
 /* 4.5.10 */
 static enum nic_status start_sender(struct intel_rings *rings) {
-    volatile uint8_t *registers = rings->registers;
-    uint64_t base = nic_dma(rings->send);
-    rings->send_next = rings->send_oldest = 0;
-    intel_write(registers, SEND_BASE_LOW, (uint32_t)base);
-    intel_write(registers, SEND_BASE_HIGH, (uint32_t)(base >> 32));
-    intel_write(registers, SEND_BYTES,
-                rings->memory.send_count * (uint32_t)sizeof(struct send_descriptor));
-    intel_write(registers, SEND_HEAD, 0);
-    intel_write(registers, SEND_TAIL, 0);
+    volatile uint8_t *registers = rings->queues.registers;
+    intel_ring_place(
+        registers, (struct intel_ring_registers){SEND_BASE, SEND_BYTES, SEND_HEAD, SEND_TAIL},
+        rings->send, rings->queues.memory.send_count * (uint32_t)sizeof(struct send_descriptor));
     intel_write(registers, SEND_CONTROL, SEND_THRESHOLDS | QUEUE_ENABLE);
     if (!nic_wait32(registers + SEND_CONTROL, QUEUE_ENABLE, QUEUE_ENABLE, NIC_RESET_LIMIT_US))
         return NIC_REFUSED;
@@ -146,119 +159,102 @@ static enum nic_status start_sender(struct intel_rings *rings) {
     return NIC_OK;
 }
 
-enum nic_status intel_rings_start(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    enum nic_status status = start_receiver(rings);
-    return status != NIC_OK ? status : start_sender(rings);
-}
-
 /* 4.5.9.1, 4.5.10.1: a queue is off when its enable bit reads zero. */
-void intel_rings_stop(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    volatile uint8_t *registers = rings->registers;
+static void stop_rings(volatile uint8_t *registers) {
     intel_write(registers, RECEIVE_CONTROL, 0);
     intel_write(registers, SEND_CONTROL, 0);
     (void)nic_wait32(registers + RECEIVE_CONTROL, QUEUE_ENABLE, 0, NIC_RESET_LIMIT_US);
     (void)nic_wait32(registers + SEND_CONTROL, QUEUE_ENABLE, 0, NIC_RESET_LIMIT_US);
 }
 
-/* ---- reception ------------------------------------------------------------------------------- */
-static void refill(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    if (rings->released == 0) return;
-    rings->released = 0;
-    ring_barrier(); /* descriptors before the tail */
-    intel_write(rings->registers, RECEIVE_TAIL,
-                (rings->receive_next - 1) & (rings->memory.receive_count - 1));
+/* ---- the port -------------------------------------------------------------------------------- */
+volatile uint8_t *intel_rings_registers(struct nic *nic) {
+    return ((struct intel_queues *)nic->state)->registers;
 }
 
-static void release(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    give_to_device(rings, rings->receive_next);
-    rings->receive_next = nic_next(rings->receive_next, rings->memory.receive_count);
-    if (++rings->released >= NIC_REFILL_FRAMES) refill(nic);
+static void interrupts_off(volatile uint8_t *registers) {
+    intel_write(registers, INTERRUPT_MASK_CLEAR, UINT32_MAX);
+    intel_write(registers, EXTENDED_MASK_CLEAR, UINT32_MAX);
+    (void)intel_read(registers, INTERRUPT_CAUSE); /* reading clears */
 }
 
-/* Whether the descriptor holds a whole frame to hand out; what it is otherwise is counted. A frame
- * longer than a buffer takes several descriptors: only its last one is marked as an end. */
-static bool is_good(struct nic *nic, uint32_t status, uint32_t bytes) {
-    struct intel_rings *rings = nic->state;
-    bool is_end = (status & RECEIVED_END) != 0, is_part = rings->in_long_frame || !is_end;
-    rings->in_long_frame = !is_end;
-    if (is_part)
-        nic->count.oversized += is_end;
-    else if ((status & RECEIVE_ERROR) != 0)
-        nic->count.descriptor_errors++;
-    else if (bytes < NIC_HEADER_BYTES)
-        nic->count.runts++;
-    else if (bytes > NIC_BUFFER_BYTES)
-        nic->count.bad_descriptors++;
-    else
-        return true;
-    return false;
+/* 4.3.1, 4.5.3 */
+static enum nic_status reset(volatile uint8_t *registers, uint32_t reset_bit) {
+    interrupts_off(registers);
+    intel_quiesce(registers);
+    intel_write(registers, INTEL_CTRL, intel_read(registers, INTEL_CTRL) | reset_bit);
+    nic_pause_us(3000); /* 4.3.1: at least 1 ms before any register access */
+    if (!nic_wait32(registers + INTEL_CTRL, reset_bit, 0, NIC_RESET_LIMIT_US)) return NIC_NO_ANSWER;
+    intel_wait_for_nvm(registers);
+    interrupts_off(registers);
+    return NIC_OK;
 }
 
-static bool receive(struct nic *nic, struct nic_frame *frame) {
-    struct intel_rings *rings = nic->state;
-    for (uint32_t seen = 0; seen < rings->memory.receive_count; seen++) {
-        volatile union receive_descriptor *at = &rings->receive[rings->receive_next];
-        uint32_t status = at->done.status;
-        if ((status & RECEIVED) == 0) return false;
-        ring_barrier(); /* the status before the rest */
-        uint32_t bytes = at->done.bytes;
-        if (is_good(nic, status, bytes)) {
-            frame->bytes = receive_buffer(rings, rings->receive_next);
-            frame->size = bytes;
-            return true;
-        }
-        release(nic);
-    }
-    return false;
+enum nic_status intel_rings_reset(struct nic *nic, uint32_t reset_bit) {
+    volatile uint8_t *registers = intel_rings_registers(nic);
+    enum nic_status status = reset(registers, reset_bit);
+    if (status == NIC_OK) status = intel_read_mac(nic, registers);
+    if (status != NIC_OK) return status;
+    intel_set_loaded(registers, true);
+    intel_set_filter(nic, registers);
+    return NIC_OK;
 }
 
-/* ---- sending --------------------------------------------------------------------------------- */
-static void reclaim(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    while (rings->send_oldest != rings->send_next &&
-           (rings->send[rings->send_oldest].options & SENT) != 0) {
-        rings->send_oldest = nic_next(rings->send_oldest, rings->memory.send_count);
-        nic->count.completed++;
-    }
+bool intel_rings_energy_saving_agreed(struct nic *nic) {
+    return (intel_read(intel_rings_registers(nic), EEE_CONTROL) & EEE_NEGOTIATED) != 0;
 }
 
-static uint8_t *send_buffer(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    reclaim(nic);
-    if (nic_next(rings->send_next, rings->memory.send_count) == rings->send_oldest) {
-        nic->count.ring_full++;
-        return NULL;
-    }
-    return rings->memory.send_buffers + (size_t)rings->send_next * NIC_BUFFER_BYTES;
+void intel_rings_energy_saving_off(struct nic *nic, uint32_t advertised) {
+    volatile uint8_t *registers = intel_rings_registers(nic);
+    intel_write(registers, EEE_CONTROL,
+                intel_read(registers, EEE_CONTROL) & ~(uint32_t)(EEE_SEND_IDLE | EEE_RECEIVE_IDLE));
+    intel_write(registers, EEE_CONFIGURATION,
+                intel_read(registers, EEE_CONFIGURATION) & ~advertised);
+    intel_write(registers, COALESCING,
+                intel_read(registers, COALESCING) & ~(uint32_t)COALESCING_ENABLE);
 }
 
-static void send(struct nic *nic, size_t bytes) {
+static void poll_link(struct nic *nic) { intel_poll_link(nic, intel_rings_registers(nic)); }
+
+enum nic_status intel_rings_start(struct nic *nic) {
     struct intel_rings *rings = nic->state;
-    volatile struct send_descriptor *at = &rings->send[rings->send_next];
-    at->buffer = nic_dma(rings->memory.send_buffers + (size_t)rings->send_next * NIC_BUFFER_BYTES);
-    at->options = (uint32_t)bytes << SEND_LENGTH_SHIFT; /* "sent" is clear */
-    at->command = SEND_COMMAND | (uint32_t)bytes;
-    rings->send_next = nic_next(rings->send_next, rings->memory.send_count);
-    ring_barrier(); /* the descriptor before the tail */
-    intel_write(rings->registers, SEND_TAIL, rings->send_next);
+    volatile uint8_t *registers = intel_rings_registers(nic);
+    uint32_t control = intel_read(registers, INTEL_CTRL);
+    control &= ~(uint32_t)(CTRL_FORCE_SPEED | CTRL_FORCE_DUPLEX | CTRL_MASTER_DISABLE);
+    intel_write(registers, INTEL_CTRL, control | CTRL_SET_LINK_UP);
+    pci_bus_master_on(nic->device);
+    intel_queues_empty(&rings->queues);
+    enum nic_status status = start_receiver(rings);
+    if (status == NIC_OK) status = start_sender(rings);
+    if (status != NIC_OK) return status;
+    nic->broken = false;
+    poll_link(nic);
+    return NIC_OK;
 }
 
-static bool sending(struct nic *nic) {
-    struct intel_rings *rings = nic->state;
-    reclaim(nic);
-    return rings->send_oldest != rings->send_next;
+static void arm_wake(struct nic *nic) { intel_arm_wake(intel_rings_registers(nic)); }
+
+static void stop(struct nic *nic) {
+    volatile uint8_t *registers = intel_rings_registers(nic);
+    interrupts_off(registers);
+    intel_quiesce(registers);
+    stop_rings(registers);
+    intel_set_loaded(registers, false);
+    pci_take_over(nic->device);
+    nic->broken = true;
 }
 
-void intel_rings_attach(struct nic *nic, struct intel_rings *rings) {
-    nic->state = rings;
-    nic->receive = receive;
-    nic->release = release;
-    nic->refill = refill;
-    nic->send_buffer = send_buffer;
-    nic->send = send;
-    nic->sending = sending;
+enum nic_status intel_rings_probe(struct nic *nic, const struct pci_device *device,
+                                  const char *driver, const struct nic_model *model) {
+    pci_take_over(device);
+    volatile uint8_t *registers = pci_map_bar(device, 0, INTEL_REGISTER_BYTES, NULL);
+    if (registers == NULL) return NIC_NO_REGISTERS;
+    intel_queues_attach(nic, &take_rings(registers)->queues);
+    nic_set_name(nic->driver, driver);
+    nic_set_name(nic->model, model->name);
+    nic->mtu_bytes_max = NIC_MTU_JUMBO;
+    nic->stop = stop;
+    nic->arm_wake = arm_wake;
+    nic->poll_link = poll_link;
+    return NIC_OK;
 }
