@@ -27,7 +27,9 @@ class KernelError(DuckError):
     """A kernel refused its weights or a call."""
 
 
-class _Options(ctypes.Structure):
+class Options(ctypes.Structure):
+    """struct duck_harness_options."""
+
     _fields_ = (
         ("core_count", ctypes.c_uint32),
         ("spin", ctypes.c_uint32),
@@ -53,7 +55,8 @@ class _PeerWork(ctypes.Structure):
     )
 
 
-def _load() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
+    """libduckharness.so with its signatures (kernels/bench/harness.h, peer.h)."""
     library = ctypes.CDLL(str(native_path("libduckharness.so")))
     u32, u64, pointer, text = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_char_p
     signatures: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -83,7 +86,7 @@ class Memory:
     """Bytes that stay where they are; a kernel may prefetch past their end."""
 
     def __init__(self, size: int) -> None:
-        self.library = _load()
+        self.library = load_library()
         self.size = size
         self.address = int(self.library.duck_harness_guarded(size, READ_AHEAD) or 0)
         if self.address == 0:
@@ -96,7 +99,7 @@ class Memory:
 
 
 def cycles_per_second() -> float:
-    return float(_load().duck_harness_cycles_per_second())
+    return float(load_library().duck_harness_cycles_per_second())
 
 
 def scratch_bytes(hidden: int, rows: int, tokens: int, top_k: int, cores: int) -> int:
@@ -130,7 +133,7 @@ class Kernel:
 
     def __init__(self, elf: Path, weights: Memory, *, cores: int, scratch: int, call_max: int):
         self._library = weights.library
-        options = _Options(cores, 1, 1, 0, 0, scratch, call_max, call_max)
+        options = Options(cores, 1, 1, 0, 0, scratch, call_max, call_max)
         text = ctypes.create_string_buffer(124)
         self._handle = self._library.duck_harness_open(
             str(elf).encode(), ctypes.byref(options), weights.address, weights.size, text
@@ -173,7 +176,7 @@ class Peer:
     KINDS = ("ggml q8_0", "ggml q4_0 8x8")
 
     def __init__(self, path: Path) -> None:
-        self._library = _load()
+        self._library = load_library()
         text = ctypes.create_string_buffer(128)
         self._handle = self._library.duck_peer_open(str(path).encode(), text)
         if not self._handle:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import processes_naming
 
 from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
@@ -271,19 +272,6 @@ def test_interrupted_up_leaves_no_process(folder: LabFolder) -> None:
     assert wait_until(lambda: not any(duck.is_running() for duck in recorded.ducks), 5)
     # A duck that was started but not yet on record would be missed above.
     assert wait_until(lambda: not processes_naming(str(folder.public_key_file)), 5)
-
-
-def processes_naming(text: str) -> list[int]:
-    """Processes with this text among their arguments."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has just ended
-        if text.encode() in arguments:
-            found.append(int(entry.name))
-    return found
 
 
 def test_two_commands_do_not_work_on_one_lab(folder: LabFolder) -> None:

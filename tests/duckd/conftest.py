@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckd_process
 import pytest
-from duckd_process import KERNELS, DuckProcess, build_kernel
+from duckd_process import DuckProcess, kernel_builder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,16 +24,7 @@ def _binary_under_test(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
     """kernel("echo", "REFUSE_START"): the bytes of a test kernel, compiled once."""
-    folder = tmp_path_factory.mktemp("kernels")
-    built: dict[tuple[str, ...], bytes] = {}
-
-    def build(name: str, *defines: str) -> bytes:
-        key = (name, *defines)
-        if key not in built:
-            built[key] = build_kernel(KERNELS / f"{name}.c", folder / f"{len(built)}.elf", *defines)
-        return built[key]
-
-    return build
+    return kernel_builder(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -48,6 +49,19 @@ def build_kernel(source: Path, target: Path, *defines: str) -> bytes:
     command = ["gcc", *KERNEL_FLAGS, f"-I{ROOT}/kernels/include", *(f"-D{d}" for d in defines)]
     subprocess.run([*command, str(source), "-o", str(target)], check=True)
     return target.read_bytes()
+
+
+def kernel_builder(folder: Path) -> Callable[..., bytes]:
+    """build("echo", "REFUSE_START"): the bytes of a test kernel, compiled once, into `folder`."""
+    built: dict[tuple[str, ...], bytes] = {}
+
+    def build(name: str, *defines: str) -> bytes:
+        key = (name, *defines)
+        if key not in built:
+            built[key] = build_kernel(KERNELS / f"{name}.c", folder / f"{len(built)}.elf", *defines)
+        return built[key]
+
+    return build
 
 
 def write_key(folder: Path, key: FleetKey | None = None) -> tuple[Path, FleetKey]:

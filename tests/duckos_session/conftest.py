@@ -28,15 +28,6 @@ def _image_under_test(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
     """kernel("echo", "REFUSE_START"): the bytes of a test kernel, compiled once."""
-    from duckd_process import KERNELS, build_kernel
+    from duckd_process import kernel_builder
 
-    folder = tmp_path_factory.mktemp("kernels")
-    built: dict[tuple[str, ...], bytes] = {}
-
-    def build(name: str, *defines: str) -> bytes:
-        key = (name, *defines)
-        if key not in built:
-            built[key] = build_kernel(KERNELS / f"{name}.c", folder / f"{len(built)}.elf", *defines)
-        return built[key]
-
-    return build
+    return kernel_builder(tmp_path_factory.mktemp("kernels"))

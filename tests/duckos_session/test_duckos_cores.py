@@ -27,6 +27,7 @@ from duckd_client import (
 from duckos_guest import DuckosGuest, need_qemu
 from test_duckd_hostile import ATTACKS, KILLED, MEMORY, attack, start
 
+from duckctl.bench.harness import scratch_bytes
 from duckctl.native import native_path
 
 Kernel = Callable[..., bytes]
@@ -104,7 +105,7 @@ def test_experts_give_the_harness_bits(tmp_path: Path, cores: int) -> None:
                 wanted = harness.experts(layer.layer, x, ids, weights)
             client.load(WEIGHTS_REGION, layer.region)
             client.load(KERNEL_REGION, native_path("experts-avx2.elf").read_bytes())
-            scratch = running.scratch_bytes(256, 64, 3, 2, cores)
+            scratch = scratch_bytes(256, 64, 3, 2, cores)
             assert client.open(cores=cores, scratch=scratch, limit_ms=60_000).status == OK
             message = running.make_call(layer.layer, x, ids, weights)
             for _ in range(3):

@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 import packing
 
+from duckctl.bench.harness import Options, load_library
 from duckctl.native import native_path
 
 NONE = 0xFFFF
@@ -31,49 +32,6 @@ BODIES = {  # number of each body in its ELF, by format
 BODIES_OF = {
     fmt: tuple(name for name, numbers in BODIES.items() if fmt in numbers) for fmt in FORMATS
 }
-
-
-class Options(ctypes.Structure):
-    _fields_ = [
-        ("core_count", ctypes.c_uint32),
-        ("spin", ctypes.c_uint32),
-        ("pin", ctypes.c_uint32),
-        ("one_shot", ctypes.c_uint32),
-        ("mxcsr", ctypes.c_uint32),
-        ("scratch_bytes", ctypes.c_uint64),
-        ("input_bytes_max", ctypes.c_uint64),
-        ("output_bytes_max", ctypes.c_uint64),
-    ]
-
-
-def load_library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(native_path("libduckharness.so")))
-    library.duck_harness_guarded.restype = ctypes.c_void_p
-    library.duck_harness_guarded.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
-    library.duck_harness_release.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
-    library.duck_harness_release.restype = None
-    library.duck_harness_open.restype = ctypes.c_void_p
-    library.duck_harness_open.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_char_p,
-    ]
-    library.duck_harness_call.restype = ctypes.c_int32
-    library.duck_harness_call.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_uint32,
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_void_p,
-    ]
-    library.duck_harness_close.argtypes = [ctypes.c_void_p]
-    library.duck_harness_close.restype = None
-    return library
 
 
 LIBRARY = load_library()
@@ -134,16 +92,6 @@ def pack_layer(
     records = [packing.pack(e, fmt, first_row, rows)[0].tobytes() for e in sources]
     region = head + b"".join(records)
     return Layer(fmt, hidden, moe, first_row, rows, tuple(sources), region, layer)
-
-
-def scratch_bytes(hidden: int, rows: int, tokens: int, top_k: int, cores: int) -> int:
-    """duck_experts_scratch_bytes of experts.h."""
-    pairs = tokens * top_k
-    floats = 2 * hidden + max(32 * pairs, 131072)
-    core = -(-(4 * floats + 16 * pairs + 64) // 4096) * 4096
-    groups = (rows + 95) // 128 + 1
-    shared = 4096 + 4 * tokens * hidden + 512 * pairs * groups
-    return -(-shared // 4096) * 4096 + cores * core
 
 
 class Kernel:

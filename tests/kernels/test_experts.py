@@ -9,6 +9,8 @@ import running
 from packing import FP7, FP8, FP9, Q4, Q6
 from running import BF16, F32, NONE
 
+from duckctl.bench.harness import scratch_bytes
+
 SEED = 20260102
 FORMATS = [FP7, FP8, FP9]  # float32 activations
 ALL_FORMATS = [Q4, Q6, *FORMATS]
@@ -44,7 +46,7 @@ def run(
     result: int = F32,
 ) -> packing.F32:
     tokens, top_k = ids.shape
-    scratch = running.scratch_bytes(layer.hidden, layer.rows, tokens, top_k, cores)
+    scratch = scratch_bytes(layer.hidden, layer.rows, tokens, top_k, cores)
     with running.Kernel(
         layer.region, body=body, fmt=layer.fmt, cores=cores, scratch=scratch
     ) as kernel:
@@ -173,7 +175,7 @@ def test_a_token_does_not_depend_on_the_others(fmt: int, body: str) -> None:
     layer = running.make_layer(rng, fmt, hidden=128, moe=64, first_row=0, rows=32, experts=6)
     x, ids, weights = running.random_call(rng, 128, 512, TOP_K, EXPERTS)
     together = run(layer, body, x, ids, weights, cores=2)
-    scratch = running.scratch_bytes(128, 32, 512, TOP_K, 1)
+    scratch = scratch_bytes(128, 32, 512, TOP_K, 1)
     with running.Kernel(layer.region, body=body, fmt=fmt, scratch=scratch) as kernel:
         for step, count in ((1, 40), (2, 60), (10, 512)):
             for t in range(0, count, step):
@@ -187,7 +189,7 @@ def test_the_largest_call(fmt: int) -> None:
     rng = np.random.default_rng(SEED)
     layer = running.make_layer(rng, fmt, hidden=256, moe=64, first_row=32, rows=32, experts=40)
     x, ids, weights = running.random_call(rng, 256, 512, 16, 40)
-    scratch = running.scratch_bytes(256, 32, 512, 16, 3)
+    scratch = scratch_bytes(256, 32, 512, 16, 3)
     results = []
     for body in running.BODIES_OF[fmt]:
         with running.Kernel(
@@ -220,7 +222,7 @@ def test_every_code_through_every_body_with_one_hot_activations(fmt: int, body: 
     many = run(layer, body, x, ids, weights)
     silu_one = many[0, 0] / packing.E4M3[codes[0, 0]] if codes[0, 0] & 0x7F else None
     gold = np.float32(1.0) / (np.float32(1.0) + np.exp(np.float32(-1.0)))
-    scratch = running.scratch_bytes(hidden, rows, 2, 1, 1)
+    scratch = scratch_bytes(hidden, rows, 2, 1, 1)
     with running.Kernel(layer.region, body=body, fmt=fmt, scratch=scratch) as kernel:
         one_by_one = np.concatenate(
             [kernel.experts(layer.layer, x[t : t + 1], ids[:1], weights[:1]) for t in range(hidden)]
@@ -322,7 +324,7 @@ def test_silu_against_float64() -> None:
     values = np.linspace(-80, 90, 512 * 40).astype(np.float32)
     results = {}
     for body in ("scalar", "int"):
-        scratch = running.scratch_bytes(hidden, rows, 512, 1, 1)
+        scratch = scratch_bytes(hidden, rows, 512, 1, 1)
         with running.Kernel(layer.region, body=body, fmt=FP8, scratch=scratch) as kernel:
             parts = []
             for begin in range(0, len(values), 512):

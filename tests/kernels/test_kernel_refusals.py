@@ -11,6 +11,8 @@ import running
 from packing import FP8, FP9
 from running import CALL, MAGIC
 
+from duckctl.bench.harness import scratch_bytes
+
 SEED = 20260103
 HIDDEN, ROWS, EXPERTS, TOKENS, TOP_K = 256, 64, 4, 3, 2
 
@@ -81,7 +83,7 @@ def test_lengths_expert_ids_and_padding(layer: running.Layer) -> None:
 
 
 def test_too_little_scratch_is_told_per_call(layer: running.Layer) -> None:
-    needed = running.scratch_bytes(HIDDEN, ROWS, TOKENS, TOP_K, 2)
+    needed = scratch_bytes(HIDDEN, ROWS, TOKENS, TOP_K, 2)
     for scratch, fine in ((needed, True), (needed - 4096, False)):
         with running.Kernel(layer.region, body="int", fmt=FP8, cores=2, scratch=scratch) as kernel:
             if fine:

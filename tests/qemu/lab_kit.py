@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from duckctl.bench.boot import ONE
 from duckctl.errors import DuckError
 from duckctl.health import probe
 from duckctl.inventory import load_inventory
@@ -22,19 +23,7 @@ from duckctl.lab.vm.shape import VmShape
 from duckctl.lab.vm.stages import Timing
 from duckctl.lab.vm.state import VmState
 
-SHAPE = VmShape(
-    ducks=1,
-    domains=1,
-    kinds=("qemu",),
-    firmware=("bios",),
-    nics=("virtio",),
-    cores=(1,),
-    memory_mib=(64,),
-    boot="kernel",
-    mtu=1500,
-    poll="block",
-    dispatch="broadcast",
-)
+SHAPE = replace(ONE, boot="kernel")
 PROCESSES = replace(SHAPE, kinds=("process",))
 
 
@@ -62,19 +51,6 @@ def namespaces_of(lab_id: str) -> set[str]:
     said = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     names = {line.split()[0] for line in said.stdout.splitlines() if line}
     return {name for name in names if name.startswith(f"duck{lab_id}-")}
-
-
-def processes_naming(text: str) -> list[int]:
-    """Processes with this text among their arguments."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has just ended
-        if text.encode() in arguments:
-            found.append(int(entry.name))
-    return found
 
 
 CLONE_NEWNET = 0x40000000  # setns(2)

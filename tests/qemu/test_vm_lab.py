@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_kit import PROCESSES, SHAPE, inside, lab_folder, namespaces_of, processes_naming, why_not
+from lab_kit import PROCESSES, SHAPE, inside, lab_folder, namespaces_of, why_not
+from processes import processes_naming
 
 from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
