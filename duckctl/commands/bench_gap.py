@@ -66,6 +66,7 @@ def wire(
     mtu: str = MTU,
     poll: str = POLL,
     megabytes: int = typer.Option(128, "--megabytes", min=1, max=65536, help="Per duck."),
+    loss: float = typer.Option(0.0, "--loss", min=0, max=50, help="Percent of packets to drop."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Throughput of weights and of large calls, beside a raw blast of the same packets.
@@ -74,18 +75,28 @@ def wire(
     Examples:
       duckctl bench wire
       duckctl bench wire --ducks 4 --mtu 9000 --megabytes 512
+      duckctl bench wire --mtu 9000 --loss 2
       duckctl bench wire --json | jq '.cases[].bulk'
     """
     from duckctl.bench.transport import run_bench
     from duckctl.console import print_json, print_table
 
-    words = ["--ducks", ducks, "--mtu", mtu, "--megabytes", str(megabytes)]
+    words = ["--ducks", ducks, "--mtu", mtu, "--megabytes", str(megabytes), "--loss", str(loss)]
     check_numbers(ducks, mtu)
     document = run_bench("link", [*words, *policy_words(poll)])
     if as_json:
         print_json(document)
         return
-    columns = ("ducks>", "MTU>", "bulk MB/s>", "resent>", "calls MB/s each way>", "calls/s>")
+    columns = (
+        "ducks>",
+        "MTU>",
+        "bulk MB/s>",
+        "over raw>",
+        "first>",
+        "resent>",
+        "calls MB/s each way>",
+        "calls/s>",
+    )
     raw = ("raw MB/s>", "raw lost>")
     print_table("", (*columns, *raw), [_wire_row(case) for case in document["cases"]])
 
@@ -102,7 +113,8 @@ def _gap_row(case: Mapping[str, Any]) -> Sequence[object]:
 def _wire_row(case: Mapping[str, Any]) -> Sequence[object]:
     bulk, calls, raw = case["bulk"], case["calls"], case["raw"]
     return (
-        *(case["ducks"], case["mtu"], bulk["mb_per_s"], f"{bulk['resent_share']:.2%}"),
+        *(case["ducks"], case["mtu"], bulk["mb_per_s"], bulk["over_raw"], bulk["first_mb_per_s"]),
+        f"{bulk['resent_share']:.2%}",
         *(calls["mb_per_s_each_way"], calls["calls_per_s"]),
         *(raw["mb_per_s"], f"{raw['lost_share']:.2%}"),
     )

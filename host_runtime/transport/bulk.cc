@@ -13,6 +13,10 @@ constexpr uint32_t kBurst = 32; // packets per duck and turn, so that ducks and 
 constexpr uint64_t kSoon = 1 * kMillisecond;
 constexpr uint64_t kProbeMin = 2 * kMillisecond;
 constexpr double kWindowMin = 1;
+// So many packets were sent later and heard of: this one is lost, not late.
+constexpr uint64_t kOvertakenMin = 3;
+constexpr double kRandomLossMax = 0.06;
+constexpr double kLossWeight = 1.0 / 16; // of one chunk in the smoothed share
 
 const char *region_text(uint32_t region) {
     return region == DUCK_REGION_KERNEL ? "kernel" : "weights";
@@ -119,6 +123,7 @@ bool Bulk::send_next(Domain &domain, Link &link, Chunk &chunk) {
     message.prefix = &prefix;
     if (!domain.send(link, message, chunk.cursor)) return false;
     tokens_ -= stride_;
+    packets_++;
     if (chunk.passes > 0) {
         link.status.fragments_resent.add();
         resent_bytes_ += stride_;
@@ -129,6 +134,7 @@ bool Bulk::send_next(Domain &domain, Link &link, Chunk &chunk) {
         chunk.passes++;
         chunk.cursor = 0;
         chunk.sent_ns = domain.now();
+        chunk.sent_order = packets_;
         chunk.probe_ns = domain.now() + chunk.backoff_ns;
     }
     return true;
@@ -226,13 +232,28 @@ void Bulk::mark_pending(Chunk &chunk, uint32_t index) {
 
 // ---- acknowledgements ---------------------------------------------------------------------------
 
-void Bulk::note_loss(Domain &domain, Chunk &chunk) {
+void Bulk::note_loss(Domain &domain, Chunk &chunk, uint32_t missing) {
+    if (!chunk.had_loss)
+        loss_share_ += kLossWeight * (static_cast<double>(missing) / chunk.fragments - loss_share_);
     chunk.had_loss = true;
     is_slow_start_ = false;
     if (elapsed_ns(domain.now(), loss_ns_) < std::max(round_trip_ns_, kSoon))
         return; // one cut per round trip
     loss_ns_ = domain.now();
-    window_ = std::max(kWindowMin, window_ / 2);
+    const double cut = loss_share_ > kRandomLossMax ? 0.5 : loss_share_;
+    window_ = std::max(kWindowMin, window_ * (1 - cut));
+}
+
+// The duck has told about this chunk. What was sent before it and was not answered, or whose answer
+// was lost, need not wait for its timer.
+void Bulk::probe_earlier(const Chunk &told) {
+    for (Chunk &chunk : chunk_) {
+        if (!chunk.is_active || chunk.pending > 0 ||
+            chunk.sent_order + kOvertakenMin > told.sent_order)
+            continue;
+        mark_pending(chunk, chunk.fragments - 1);
+        chunk.probe_ns = kNever;
+    }
 }
 
 void Bulk::complete(Domain &domain, Link &link, Chunk &chunk) {
@@ -241,6 +262,7 @@ void Bulk::complete(Domain &domain, Link &link, Chunk &chunk) {
         round_trip_ns_ = round_trip_ns_ == 0 ? measured : (7 * round_trip_ns_ + measured) / 8;
     }
     if (!chunk.had_loss) {
+        loss_share_ -= kLossWeight * loss_share_;
         window_ += is_slow_start_ ? 1 : 1 / window_;
         window_ = std::min(window_, static_cast<double>(DUCK_WIRE_WRITES_IN_FLIGHT_MAX));
     }
@@ -257,6 +279,7 @@ void Bulk::take_ack(Domain &domain, Link &link, uint32_t sequence, const duck_na
     Chunk &chunk = chunk_[sequence % DUCK_WIRE_WRITES_IN_FLIGHT_MAX];
     if (op_ == nullptr || !chunk.is_active || chunk.sequence != sequence) return; // late
     if (ack.message_type != DUCK_MSG_WRITE) return link.status.dropped_type.add();
+    if (chunk.pending == 0) probe_earlier(chunk);
     if (ack.range_count == 0) return complete(domain, link, chunk);
     link.status.nacks_received.add();
     if (chunk.pending > 0) return; // told too early: the rest is still being sent
@@ -272,7 +295,7 @@ void Bulk::take_ack(Domain &domain, Link &link, uint32_t sequence, const duck_na
         progress_ns_ = domain.now();
         chunk.backoff_ns = retry_ns(domain);
     }
-    note_loss(domain, chunk);
+    note_loss(domain, chunk, missing);
 }
 
 void Bulk::take_refusal(Domain &domain, Link &link, uint32_t sequence, const duck_done &done) {

@@ -43,7 +43,8 @@ class Bulk {
         uint32_t pending = 0; // fragments to be sent: bits set in `bitmap`
         uint32_t cursor = 0;  // no pending fragment lies before it
         uint32_t passes = 0;
-        uint64_t sent_ns = 0; // the last time that pending became empty
+        uint64_t sent_order = 0; // the last time that pending became empty, in packets
+        uint64_t sent_ns = 0;    // the same, in time
         uint64_t probe_ns = kNever, backoff_ns = 0;
         uint64_t bitmap[kChunkFragmentsMax / 64 + 1] = {};
     };
@@ -55,7 +56,8 @@ class Bulk {
     bool start_chunk(Domain &domain, Link &link);
     bool send_next(Domain &domain, Link &link, Chunk &chunk);
     void complete(Domain &domain, Link &link, Chunk &chunk);
-    void note_loss(Domain &domain, Chunk &chunk);
+    void note_loss(Domain &domain, Chunk &chunk, uint32_t missing);
+    void probe_earlier(const Chunk &told);
     void finish(Domain &domain, Link &link);
     void end(Link &link);
     bool paced(const Domain &domain);
@@ -71,6 +73,8 @@ class Bulk {
     double window_ = 2;         // chunks that may be in flight
     bool is_slow_start_ = true; // until the first loss the window doubles per round trip
     uint64_t loss_ns_ = 0;      // the window was last cut
+    double loss_share_ = 0;     // of fragments sent for the first time, smoothed
+    uint64_t packets_ = 0;      // sent so far
     uint64_t round_trip_ns_ = 0;
     uint64_t progress_ns_ = 0; // something was acknowledged
     double tokens_ = 0;        // bytes that pacing allows now

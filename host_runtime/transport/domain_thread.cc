@@ -22,6 +22,7 @@ constexpr uint64_t kIdleMax = 100 * kMillisecond;
 constexpr uint64_t kStall = 5 * kIdleMax; // between two turns: nobody was let run
 // For so long after another thread took a turn, the domain's own one leaves the port to it.
 constexpr uint64_t kHelped = 200 * kMicrosecond;
+constexpr uint32_t kSendRounds = 64;         // of a burst each: then others may take turns
 constexpr uint64_t kHelpedMax = 5 * kHelped; // when that goes on and on
 
 } // namespace
@@ -42,7 +43,7 @@ void Domain::send_call() {
         if (turn.owns_lock() && !is_stopping_.load()) {
             now_ = now_ns();
             calls_.take(*this);
-            pump();
+            for (uint32_t i = 0; i < kSendRounds && pump(); i++) port_->flush();
             port_->flush();
         }
     }

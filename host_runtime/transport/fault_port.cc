@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fault_port.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace duckhost {
@@ -107,16 +108,22 @@ void FaultPort::transmit(uint32_t bytes, const Peer *peers, size_t count) {
         inner_->transmit(bytes, peers, count);
         return;
     }
-    // All copies wait in the held pool until flush(), due at once or later: the buffer given by
-    // transmit_buffer() is then free for the next packet.
+    // What is late, damaged or doubled waits as a copy; the rest leaves as it is.
     const uint64_t now = now_ns();
+    Peer direct[DUCKHOST_DUCKS_MAX];
+    size_t direct_count = 0;
     for (size_t i = 0; i < count; i++) {
         Fate fate = decide(peers[i]);
         if (fate.dropped) continue;
-        hold(Direction::transmit, current_, bytes, peers[i], now + fate.hold_ns, fate.corrupted);
+        if (fate.hold_ns == 0 && !fate.corrupted)
+            direct[direct_count++] = peers[i];
+        else
+            hold(Direction::transmit, current_, bytes, peers[i], now + fate.hold_ns,
+                 fate.corrupted);
         if (fate.duplicated)
             hold(Direction::transmit, current_, bytes, peers[i], now + kDuplicateHold, false);
     }
+    if (direct_count > 0) inner_->transmit(bytes, direct, direct_count);
     if (held_count_ > kHeldMax / 2) flush();
 }
 
@@ -159,22 +166,27 @@ size_t FaultPort::release_received(ReceivedPacket *out, size_t count_max) {
 size_t FaultPort::receive(ReceivedPacket *out, size_t count_max) {
     if (!enabled_ && held_count_ == 0) return inner_->receive(out, count_max);
     ReceivedPacket fresh[kReceiveBatch];
-    const size_t got = inner_->receive(fresh, kReceiveBatch);
+    const size_t got = inner_->receive(fresh, std::min(count_max, kReceiveBatch));
     const uint64_t now = now_ns();
+    size_t count = 0;
     for (size_t i = 0; i < got; i++) {
         Fate fate = enabled_ ? decide(fresh[i].peer) : Fate{};
         if (fate.dropped) continue;
-        hold(Direction::receive, fresh[i].data, fresh[i].bytes, fresh[i].peer, now + fate.hold_ns,
-             fate.corrupted);
+        if (fate.hold_ns == 0 && !fate.corrupted)
+            out[count++] = fresh[i];
+        else
+            hold(Direction::receive, fresh[i].data, fresh[i].bytes, fresh[i].peer,
+                 now + fate.hold_ns, fate.corrupted);
         if (fate.duplicated)
             hold(Direction::receive, fresh[i].data, fresh[i].bytes, fresh[i].peer,
                  now + kDuplicateHold, false);
     }
-    return release_received(out, count_max);
+    if (held_count_ > 0) count += release_received(out + count, count_max - count);
+    return count;
 }
 
 uint64_t FaultPort::due_ns() const {
-    uint64_t due = kNever;
+    uint64_t due = inner_->due_ns();
     if (held_count_ == 0) return due;
     for (const Held &held : held_)
         if (held.direction != Direction::none && held.due_ns < due) due = held.due_ns;

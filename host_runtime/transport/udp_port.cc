@@ -126,6 +126,7 @@ class UdpPort final : public Port {
         return count;
     }
 
+    uint64_t due_ns() const override { return message_at_ < message_count_ ? 0 : kNever; }
     bool is_congested() const override { return entries_sent_ < entries_used_; }
     bool is_shareable() const override { return true; }
     void read_errors() override { read_error_queue(); }

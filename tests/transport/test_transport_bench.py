@@ -28,11 +28,20 @@ def test_gap_tells_calls_raw_sockets_and_stages(capsys: pytest.CaptureFixture[st
     assert document["seal_ns"]["1500"]["seal"] > 0
 
 
-def test_wire_tells_bulk_calls_and_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--ducks", "2", "--mtu", "9000", "--megabytes", "4", "--json"]
+@pytest.mark.parametrize("loss", [0, 5])
+def test_wire_tells_bulk_calls_and_raw(loss: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses are dropped on purpose, and repaired: 5 % of 2 x 4 MiB is never nothing."""
+    words = ["--ducks", "2", "--mtu", "9000", "--megabytes", "4", "--loss", str(loss), "--json"]
     assert cli.run(["bench", "wire", *words]) == ExitCode.OK
-    (case,) = json.loads(capsys.readouterr().out)["cases"]
-    assert case["bulk"]["mb_per_s"] > 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["loss_percent"] == loss
+    (case,) = document["cases"]
+    assert case["bulk"]["mb_per_s"] > 0 and case["bulk"]["first_mb_per_s"] > 0
+    assert case["bulk"]["over_raw"] == pytest.approx(
+        case["bulk"]["mb_per_s"] / case["raw"]["mb_per_s"], abs=0.001
+    )
+    if loss:
+        assert case["bulk"]["resent_share"] > 0.01
     assert case["calls"]["mb_per_s_each_way"] > 0
     assert case["raw"]["mb_per_s"] > 0 and 0 <= case["raw"]["lost_share"] < 1
 
