@@ -3,12 +3,17 @@
  * Element-wise arithmetic. One source for every ELF: each element goes through the same IEEE
  * operations in the same order, whether the compiler makes vectors of it or not.
  */
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "kernel.h"
 
 /* Limits on activations, so that bodies may scale by powers of two without rounding (all weights
  * are multiples of 2^-17 below 2^16): smaller magnitudes count as 0, larger ones as infinite. */
 #define X_MIN 0x1p-60f
 #define X_LIMIT 0x1p42f
+#define X_OVERFLOW 0x1p86f /* times X_LIMIT: 2^128 */
 
 static inline float bits_float(uint32_t bits) {
     union {
@@ -26,12 +31,10 @@ static inline uint32_t float_bits(float value) {
     return u.bits;
 }
 
-/* NaN passes: both comparisons are false. */
+/* NaN passes: the comparison is false. The products are exact, or overflow from X_LIMIT on. */
 static inline float limit(float x) {
-    float magnitude = __builtin_fabsf(x);
-    float infinite = __builtin_copysignf(__builtin_inff(), x);
-    float kept = magnitude < X_MIN ? 0.0f : x;
-    return magnitude >= X_LIMIT ? infinite : kept;
+    float kept = __builtin_fabsf(x) < X_MIN ? 0.0f : x;
+    return kept * X_OVERFLOW * (1.0f / X_OVERFLOW);
 }
 
 void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, float factor,
@@ -135,19 +138,48 @@ static inline uint16_t to_bf16(float value) {
     return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
+/* The sums of duck_combine: registers, where the compiler would keep an array of them in memory. */
+#ifdef __AVX2__
+typedef __m256 lanes;
+static inline lanes zero_lanes(void) { return _mm256_setzero_ps(); }
+static inline lanes fma_lanes(float weight, const float *x, lanes sum) {
+    return _mm256_fmadd_ps(_mm256_set1_ps(weight), _mm256_loadu_ps(x), sum);
+}
+static inline void store_lanes(lanes sum, float *to) { _mm256_storeu_ps(to, sum); }
+#else
+typedef struct {
+    float of[8];
+} lanes;
+static inline lanes zero_lanes(void) { return (lanes){{0.0f}}; }
+static inline lanes fma_lanes(float weight, const float *x, lanes sum) {
+    for (int i = 0; i < 8; i++) sum.of[i] = __builtin_fmaf(weight, x[i], sum.of[i]);
+    return sum;
+}
+static inline void store_lanes(lanes sum, float *to) {
+    for (int i = 0; i < 8; i++) to[i] = sum.of[i];
+}
+#endif
+
+static void store_bf16(const float *restrict y, uint16_t *restrict out) {
+    for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++) out[i] = to_bf16(y[i]);
+}
+
 void duck_combine(const float *weight, const uint16_t *expert, uint32_t top_k,
                   const float *restrict sums, uint8_t dtype, void *restrict output) {
-    float y[DUCK_PANEL_ROWS] = {0};
+    static_assert(DUCK_PANEL_ROWS == 32, "four registers");
+    lanes y0 = zero_lanes(), y1 = y0, y2 = y0, y3 = y0;
     for (uint32_t j = 0; j < top_k; j++, sums += DUCK_PANEL_ROWS) {
         if (expert[j] == DUCK_EXPERT_NONE) continue;
-        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++)
-            y[i] = __builtin_fmaf(weight[j], sums[i], y[i]);
+        y0 = fma_lanes(weight[j], sums, y0);
+        y1 = fma_lanes(weight[j], sums + 8, y1);
+        y2 = fma_lanes(weight[j], sums + 16, y2);
+        y3 = fma_lanes(weight[j], sums + 24, y3);
     }
-    if (dtype == DUCK_DTYPE_BF16) {
-        uint16_t *out = output;
-        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++) out[i] = to_bf16(y[i]);
-    } else {
-        float *out = output;
-        for (uint32_t i = 0; i < DUCK_PANEL_ROWS; i++) out[i] = y[i];
-    }
+    float rounded[DUCK_PANEL_ROWS];
+    float *out = dtype == DUCK_DTYPE_BF16 ? rounded : output;
+    store_lanes(y0, out);
+    store_lanes(y1, out + 8);
+    store_lanes(y2, out + 16);
+    store_lanes(y3, out + 24);
+    if (dtype == DUCK_DTYPE_BF16) store_bf16(rounded, output);
 }
