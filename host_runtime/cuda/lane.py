@@ -62,7 +62,6 @@ class Lane:
         self.middle = floats(1, widths.middle)
         longest = max(c.intermediate_size, c.num_attention_heads * c.v_head_dim)
         self.out = floats(column_parts(longest), c.hidden_size)  # a product's partial sums
-        self.routed = floats(1, c.hidden_size)  # the experts' answer
         width = c.kv_lora_rank + c.qk_rope_head_dim
         self.query = floats(c.num_attention_heads, width)
         self.index_query = floats(c.index_n_heads, c.index_head_dim)

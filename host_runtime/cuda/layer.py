@@ -25,7 +25,7 @@ from host_runtime.ops.gpu.linear import (
     partial_linear,
     partial_rows,
 )
-from host_runtime.ops.gpu.mailbox import take_answer
+from host_runtime.ops.gpu.mailbox import Answer, add_parts, adds_parts, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm
 from host_runtime.ops.gpu.prepare import PrepareSizes, PrepareWeights, prepare
 from host_runtime.ops.gpu.router import RouteCall, route, route_beside, route_payload
@@ -99,9 +99,12 @@ class GpuLayer:
         scores: torch.Tensor | None,
         choice_work: torch.Tensor,
     ) -> None:
-        """lane.normed -> lane.x and lane.normed before the MLP. Sparse if `scores` is given."""
+        """lane.x -> lane.x before the MLP. Sparse if `scores` is given."""
         c, n = self.config, lane.first
-        linear(lane.normed, self.first, lane.first[:, : self.first.rows])
+        linear(
+            lane.x, self.first, lane.first[:, : self.first.rows],
+            prologue="norm", gain=self.input_norm, eps=c.rms_norm_eps,
+        )  # fmt: skip
         linear(
             n[:, : c.q_lora_rank], self.second, lane.second,
             prologue="norm", gain=self.q_norm, eps=c.rms_norm_eps,
@@ -125,21 +128,25 @@ class GpuLayer:
         )  # fmt: skip
         merge_values(lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values)
         out = partial_linear(lane.values.view(1, -1), self.o, lane.out)
-        add_norm(lane.x, out, self.post_norm, c.rms_norm_eps, lane.normed)
+        self._add(lane, out, self.post_norm, None)
 
     def decode_mlp(self, lane: Lane, *, call: bool) -> None:
-        """lane.normed -> the MLP's or shared expert's output in lane.out; posts the expert call."""
+        """lane.x -> the MLP's or shared expert's output in lane.out; posts the expert call."""
         middle, box = lane.middle[:, : self.gate_up.rows], lane.mailbox
         payload = beside = None
         if self.bias is not None:
             logits = middle[0, self.router_at : self.router_at + self.config.n_routed_experts]
             posted = RouteCall(lane.sequence, box.flags, self.index) if call else None
             if can_route_beside(self.gate_up, self.down):
-                payload = route_payload(lane.normed[0], box.hidden)
+                eps = self.config.rms_norm_eps
+                payload = route_payload(lane.x[0], self.post_norm, eps, box.hidden)
                 beside = route_beside(logits, self.bias, self.config, box.ids, box.weights, posted)
         if payload is None or beside is None:
             payload = beside = None
-        linear(lane.normed, self.gate_up, middle, route=payload)
+        linear(
+            lane.x, self.gate_up, middle,
+            prologue="norm", gain=self.post_norm, eps=self.config.rms_norm_eps, route=payload,
+        )  # fmt: skip
         if self.bias is not None and beside is None:
             route(
                 logits, self.bias, self.config, box.ids, box.weights, lane.normed[0], box.hidden,
@@ -148,13 +155,27 @@ class GpuLayer:
         gate_up = middle[:, : 2 * self.inner]
         partial_linear(gate_up, self.down, lane.out, prologue="silu", route=beside)
 
-    def decode_finish(self, lane: Lane, gain: torch.Tensor, *, call: bool) -> None:
-        """Add MLP and experts to lane.x; lane.normed = the next norm's output."""
-        eps, routed, box = self.config.rms_norm_eps, None, lane.mailbox
+    def decode_finish(self, lane: Lane, gain: torch.Tensor, *, call: bool, last: bool) -> None:
+        """Add MLP and experts to lane.x; in the last layer lane.normed = the final norm of it."""
+        box, answer = lane.mailbox, None
         if self.bias is not None and call:
-            routed = take_answer(lane.sequence, box.flags, box.result, lane.routed)
-        parts = partial_rows(self.down)
-        add_norm(lane.x, lane.out[:parts], gain, eps, lane.normed, routed)
+            answer = Answer(lane.sequence, box.flags, box.result)
+        self._add(lane, lane.out[: partial_rows(self.down)], gain, answer)
+        if last and adds_parts(lane.x):
+            add_norm(lane.x, lane.zeros, gain, self.config.rms_norm_eps, lane.normed)
+
+    def _add(
+        self, lane: Lane, added: torch.Tensor, gain: torch.Tensor, answer: Answer | None
+    ) -> None:
+        """lane.x += the sum of added and the answer; without CUDA C++ lane.normed too."""
+        kernels = adds_parts(lane.x)
+        if kernels is not None:
+            add_parts(kernels, lane.x, added, answer)
+            return
+        if answer is not None:
+            wait_for_answer(answer.sequence, answer.flags)
+        result = answer.result if answer is not None else None
+        add_norm(lane.x, added, gain, self.config.rms_norm_eps, lane.normed, result)
 
     @property
     def _index_factor(self) -> float:

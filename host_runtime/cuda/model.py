@@ -24,7 +24,7 @@ from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
 from host_runtime.ops.gpu.index import choice_workspace
 from host_runtime.ops.gpu.linear import linear
-from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, take_answer
+from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm, embed_norm
 from host_runtime.ops.gpu.router import RouteCall, route
 from host_runtime.ops.gpu.sample import greedy
@@ -236,10 +236,10 @@ class GpuModel:
             logits, logits, self.config, spare.ids, spare.weights, lane.normed[0], spare.hidden,
             RouteCall(sequence, spare.flags, 0),
         )  # fmt: skip
-        routed = take_answer(sequence, spare.flags, spare.result, lane.routed)
+        wait_for_answer(sequence, spare.flags)
         add_norm(
             lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out[:1],
-            routed,
+            spare.result,
         )  # fmt: skip
         torch.cuda.synchronize()  # before the spare mailbox goes
 
@@ -255,18 +255,18 @@ class GpuModel:
         scores = self._scores[: kind.scores_size] if kind.scores_size else None
         for number, layer in enumerate(layers):
             last = number + 1 == len(layers)
-            gain = final if last else layers[number + 1].input_norm
             for lane in lanes:
                 if number == 0:
                     self._enter(lane, mtp=kind.mtp)
                 else:
-                    layers[number - 1].decode_finish(lane, layer.input_norm, call=kind.calls)
+                    before = layers[number - 1]
+                    before.decode_finish(lane, layer.input_norm, call=kind.calls, last=False)
                 caches = self.pool.layers[layer.index]
                 layer.decode_attention(lane, caches, self.rotation, scores, self._choice_work)
                 layer.decode_mlp(lane, call=kind.calls)
             if last:
                 for lane in lanes:
-                    layer.decode_finish(lane, gain, call=kind.calls)
+                    layer.decode_finish(lane, final, call=kind.calls, last=True)
         if kind.head:
             for lane in lanes:
                 linear(lane.normed, self.head, lane.logits)

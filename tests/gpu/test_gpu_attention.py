@@ -15,7 +15,7 @@ from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_half_split, rope_interleaved
 from host_runtime.ops.router import choose_experts
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, pytest.mark.usefixtures("kernels")]
 
 F32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 6e-3  # operands rounded to 8 bits, results accumulated in float32
@@ -66,10 +66,11 @@ def test_prefix_attention(context: int, dtype: torch.dtype) -> None:
     assert relative_error(found, values_of(mixed)) < limit
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_gathered_attention(context: int) -> None:
+def test_gathered_attention(context: int, dtype: torch.dtype) -> None:
     top_k = 2048 if HAS_CUDA else 64
-    query, cache = attention_case(context, torch.float32)
+    query, cache = attention_case(context, dtype)
     order = torch.randperm(context, generator=torch.Generator().manual_seed(context))
     chosen = order[:top_k].sort().values.to(DEVICE)
     selected = torch.full((top_k,), 1 << 30, dtype=torch.int32, device=DEVICE)
@@ -79,7 +80,8 @@ def test_gathered_attention(context: int) -> None:
     mixed = attend_selected(
         query.double()[None], rows[:, :LATENT], rows[:, LATENT:], chosen[None], context - 1, 0.1352
     )
-    assert relative_error(found, values_of(mixed)) < F32_TOLERANCE
+    limit = F32_TOLERANCE if dtype == torch.float32 else BF16_TOLERANCE
+    assert relative_error(found, values_of(mixed)) < limit
     if context <= top_k:  # everything is selected: the two forms agree bit by bit
         assert torch.equal(found, run_attention(query, cache, context, None))
 
@@ -109,6 +111,25 @@ def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
     assert torch.equal(selected[:count].long(), own)  # exactly the reference's choice
     best = set(top_k_lower_position(expected, count)[0].tolist())
     assert len(best & set(selected[:count].tolist())) >= 0.98 * count
+
+
+@pytest.mark.parametrize("context", [3000, 32768, 163840])
+@pytest.mark.parametrize("kind", ["rounded", "equal", "nan"])
+def test_choice_of_many_positions(context: int, kind: str) -> None:
+    """Ties over many programs, all keys equal, NaN and -0; the workspace serves twice."""
+    from host_runtime.ops.gpu.index import choice_workspace, top_positions
+
+    scores = (normal(context, context + 5) * 3).round()
+    if kind == "equal":
+        scores.fill_(1.5)
+    elif kind == "nan":
+        scores[::3], scores[1::3], scores[5] = torch.nan, -0.0, -torch.inf
+    wanted = top_k_lower_position(scores[None, :context], 2048)[0]
+    work = choice_workspace(len(scores), DEVICE)
+    for _ in range(2):
+        selected = torch.full((2048,), -1, dtype=torch.int32, device=DEVICE)
+        top_positions(state(0, context - 1), scores, selected, work)
+        assert torch.equal(selected.long(), wanted)
 
 
 def test_choice_with_equal_scores() -> None:

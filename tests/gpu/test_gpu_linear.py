@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_triton, normal, relative_error
+from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_cuda, needs_triton, normal, relative_error
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.usefixtures("kernels")]
 
 # float32 sums of K products: about sqrt(K) * 2^-24 of the norm
 TOLERANCE = 3e-6
 V32 = ((2240, 7168, 64), (32768, 1536, 0), (7168, 16384, 0), (4096, 7168, 256), (7168, 2048, 0))
-SMALL = ((40, 256, 3), (160, 384, 0), (24, 320, 5), (0, 128, 20))
+SMALL = ((40, 256, 3), (160, 384, 0), (24, 320, 5), (0, 128, 20), (5, 16, 0), (100, 528, 7))
 SHAPES = (V32 + SMALL) if HAS_CUDA else SMALL
+PARTIAL = ((24, 256, 0), (300, 18432, 0), (7168, 16384, 0))[: 3 if HAS_CUDA else 1]
 
 
 def build(seed: int, rows: int, columns: int, plain: int) -> tuple[Any, torch.Tensor]:
@@ -103,3 +104,46 @@ def test_wrong_shapes_are_refused() -> None:
         linear(normal(1, 1, 128).to(torch.bfloat16), matrix)
     with pytest.raises(ValueError, match="prologue silu for 3 rows"):
         linear(normal(1, 3, 256), matrix, prologue="silu")
+
+
+@needs_cuda
+def test_the_matrices_of_v32_are_streamed(kernels: str) -> None:
+    """On a card the products run in CUDA C++; nothing else would notice a silent stand-in."""
+    from host_runtime.ops.gpu.linear import can_route_beside, partial_rows
+    from host_runtime.ops.gpu.product import streams
+
+    first, _, output, gate_up, down = (build(41, *shape)[0] for shape in V32)
+    expected = kernels == "cuda"
+    assert [streams(one) is not None for one in (first, gate_up, down)] == [expected] * 3
+    assert can_route_beside(gate_up, down) == expected
+    assert partial_rows(output) == (2 if expected else 1)
+
+
+@pytest.mark.parametrize("shape", PARTIAL, ids=str)
+@pytest.mark.parametrize("prologue", ["none", "silu"])
+def test_partial_sums_equal_float64(shape: tuple[int, int, int], prologue: Any) -> None:
+    from host_runtime.ops.gpu.linear import partial_linear, partial_rows
+
+    matrix, meant = build(51, *shape)
+    x = normal(52, 1, shape[1] * (2 if prologue == "silu" else 1)) * 3
+    out = torch.full((4, shape[0]), torch.nan, device=DEVICE)
+    found = partial_linear(x, matrix, out, prologue=prologue)
+    assert len(found) == partial_rows(matrix)
+    assert found.data_ptr() == out.data_ptr()
+    gate, up = x.double().chunk(2, -1)
+    value = torch.nn.functional.silu(gate) * up if prologue == "silu" else x.double()
+    assert relative_error(found.sum(0), (value @ meant.T)[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e6, 1e30])
+def test_inputs_of_any_size(size: float) -> None:
+    """x far from 1, and blocks of 128 columns of very different sizes."""
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, meant = build(61, 160, 384, 0)
+    x = normal(62, 1, 384) * size
+    x[:, 128:256] *= 1e-5
+    x[:, 200] = 0
+    assert relative_error(linear(x, matrix), x.double() @ meant.T) < TOLERANCE
+    x[0, 3] = torch.nan
+    assert not linear(x, matrix).isfinite().any()

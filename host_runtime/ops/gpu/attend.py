@@ -29,7 +29,7 @@ from host_runtime.ops.matrix import Matrix
 
 SPLITS = 16
 _HEADS, _POSITIONS = 16, 64  # per program, and of these at once in bf16
-_MERGE_THREADS, _MERGE_SHARES = 256, 2  # as in merge.cu; programs that share a head's values
+_MERGE_THREADS, _MERGE_SHARES = 256, 4  # as in merge.cu; programs that share a head's values
 
 
 class Merge(ctypes.Structure):
@@ -85,7 +85,9 @@ def merge_values(
         )  # fmt: skip
         chunks, rows = -(-latent // 512), -(-value // _MERGE_SHARES)
         shared = chunks * 512 * (4 + rows) + (rows * -(-latent // 128) + 3) * 4
-        kernels.launch("merge_values", heads * _MERGE_SHARES, _MERGE_THREADS, shared, [merge])
+        kernels.launch(
+            "merge.cu", "merge_values", heads * _MERGE_SHARES, _MERGE_THREADS, shared, [merge]
+        )
         return
     _merge_kernel[(heads,)](
         parts, sums, kv_b.codes, kv_b.scale, out,

@@ -123,15 +123,15 @@ struct Codes {
     /* Row n of x into shared memory, in store_pieces' order, with the powers of two that its
      * blocks of 128 columns were divided by, and each warp's sum of squares. Waits before the
      * first row. */
-    template <int X>
+    template <int X, int INPUT>
     __device__ __forceinline__ static void load(const Product &p, const Work &w, int n, Input in) {
         int begin = w.first_chunk * CHUNK, count = w.chunks * CHUNK;
         const float *x = p.x + n * p.x_stride;
         float4 v[HELD][2], other[HELD][2];
-        if (p.input == NORMED_INPUT) load_pieces(p, p.gain + begin, count, begin, other);
+        if (INPUT == NORMED_INPUT) load_pieces(p, p.gain + begin, count, begin, other);
         if (n == 0) wait_for_previous();
         load_pieces(p, x + begin, count, begin, v);
-        if (p.input == SILU_INPUT) load_pieces(p, x + p.columns + begin, count, begin, other);
+        if (INPUT == SILU_INPUT) load_pieces(p, x + p.columns + begin, count, begin, other);
         float squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
@@ -141,8 +141,8 @@ struct Codes {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float4 &u = v[i][half];
-                squares += squares_of(u);
-                u = prologue_4(p, u, other[i][half]);
+                if (INPUT == NORMED_INPUT) squares += squares_of(u);
+                u = prologue_4<INPUT>(u, other[i][half]);
                 most = fmaxf(most,
                              fmaxf(fmaxf(fabsf(u.x), fabsf(u.y)), fmaxf(fabsf(u.z), fabsf(u.w))));
             }
@@ -157,6 +157,7 @@ struct Codes {
                 in.scale[n * w.chunks * 2 + at / 128] = __uint_as_float((exponent - 14) << 23);
             }
         }
+        if (INPUT != NORMED_INPUT) return;
         squares = warp_sum(squares);
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }

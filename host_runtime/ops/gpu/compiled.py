@@ -1,7 +1,7 @@
 """CUDA C++ kernels of this folder, compiled by NVRTC (which PyTorch ships) when first needed.
 
-    kernels = compiled(device)             # None: no NVRTC, or an old card; Triton does the work
-    kernels.launch("choose_positions", grid, threads, shared_bytes, [argument])
+    kernels = compiled(device)             # None: they cannot be had; Triton does the work
+    kernels.launch("choose.cu", "choose_positions", programs, threads, shared_bytes, [argument])
 
 Arguments are ctypes structures that mirror the ones in the source; the compiler checks their sizes.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -57,21 +58,25 @@ class Kernels:
         capability = torch.cuda.get_device_capability(device)
         self._early = capability >= (9, 0)
         self._functions: dict[str, ctypes.c_void_p] = {}
-        self._modules = []
+        self._modules: dict[str, ctypes.c_void_p] = {}
         for name in SOURCES:
-            module, image = ctypes.c_void_p(), _compile(nvrtc, name, capability)
+            image = compile_source(nvrtc, name, capability)
+            module = self._modules[name] = ctypes.c_void_p()
             self._check(cuda.cuModuleLoadData(ctypes.byref(module), image), f"loading {name}")
-            self._modules.append(module)
 
     def launch(
         self,
+        source: str,
         name: str,
         programs: int,
         threads: int,
         shared_bytes: int,
         arguments: Sequence[ctypes.Structure],
     ) -> None:
-        """Launch on the current stream, in line with its early launches; can be captured."""
+        """Launch a kernel of `source` on the current stream, in line with its early launches.
+
+        Can be captured.
+        """
         early = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
         config = _LaunchConfig(
             (programs, 1, 1), (threads, 1, 1), shared_bytes,
@@ -81,27 +86,22 @@ class Kernels:
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         self._cuda.cuCtxSetCurrent(self._context)
         error = self._cuda.cuLaunchKernelEx(
-            ctypes.byref(config), self._function(name), pointers, None
+            ctypes.byref(config), self._function(source, name), pointers, None
         )
         self._check(error, f"launching {name}")
 
-    def _function(self, name: str) -> ctypes.c_void_p:
+    def _function(self, source: str, name: str) -> ctypes.c_void_p:
         if name not in self._functions:
             function = ctypes.c_void_p()
-            found = any(
-                not self._cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-                for module in self._modules
+            error = self._cuda.cuModuleGetFunction(
+                ctypes.byref(function), self._modules[source], name.encode()
             )
-            if not found:
-                raise HostError(f"no kernel is named {name}")
+            self._check(error, f"{name} of {source}")
             static = ctypes.c_int()
             self._cuda.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED_SIZE, function)
             # Kernels that run side by side need one division of the multiprocessor's memory.
             for attribute, value in (
-                (
-                    _MAX_DYNAMIC_SHARED_SIZE,
-                    self.shared_per_block - static.value,
-                ),
+                (_MAX_DYNAMIC_SHARED_SIZE, self.shared_per_block - static.value),
                 (_PREFERRED_SHARED_CARVEOUT, 100),
             ):
                 self._check(self._cuda.cuFuncSetAttribute(function, attribute, value), name)
@@ -126,11 +126,22 @@ class Kernels:
 
 @cache
 def compiled(device: torch.device) -> Kernels | None:
-    """The kernels for this card, or None where they cannot be had."""
+    """The kernels for this card, or None (and a warning) where they cannot be had."""
     if device.type != "cuda":
         return None
-    nvrtc, cuda = _first_library(_nvrtc_names()), _first_library(["libcuda.so.1"])
-    return Kernels(device, nvrtc, cuda) if nvrtc and cuda else None
+    nvrtc, cuda = load_nvrtc(), _first_library(["libcuda.so.1"])
+    try:
+        if nvrtc is None or cuda is None:
+            raise HostError("NVRTC or the driver's library is missing")
+        return Kernels(device, nvrtc, cuda)
+    except HostError as error:
+        warnings.warn(f"slower Triton kernels stand in: {error.message}", stacklevel=2)
+        return None
+
+
+def load_nvrtc() -> ctypes.CDLL | None:
+    """PyTorch's run-time compiler, or one of the system; None if there is none."""
+    return _first_library(_nvrtc_names())
 
 
 def _nvrtc_names() -> Iterator[str]:
@@ -155,13 +166,13 @@ def argument_sizes() -> dict[str, int]:
     from host_runtime.ops.gpu import attend, index, mailbox, norm, prepare, product
 
     found = (
-        product.Product, product.Route, prepare.Prepare, attend.Merge, norm.AddNorm, index.Choice,
-        mailbox.Answer,
+        product.Product, product.Route, prepare.Prepare, attend.Merge,
+        norm.AddNorm, index.Choice, mailbox.Addition,
     )  # fmt: skip
     return {one.__name__: ctypes.sizeof(one) for one in found}
 
 
-def _compile(nvrtc: ctypes.CDLL, name: str, capability: tuple[int, int]) -> bytes:
+def compile_source(nvrtc: ctypes.CDLL, name: str, capability: tuple[int, int]) -> bytes:
     """Machine code of one source file. HostError with the compiler's words."""
     texts = [(_FOLDER / header).read_bytes() for header in HEADERS]
     program = ctypes.c_void_p()

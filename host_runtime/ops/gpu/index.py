@@ -15,6 +15,7 @@ from host_runtime.ops.gpu.compiled import compiled
 from host_runtime.ops.gpu.support import follow, launch_options, power_of_two, require
 
 _KEYS = 128  # positions per program
+_FRESH = 8  # last positions that a step may write; at least its number of lanes
 # Scores that one multiprocessor holds in registers; longer rows are read again for every bit.
 _TILE_MAX = 32768
 # As in choose.cu: scores per program, its threads, programs at most, words before the keys.
@@ -41,8 +42,8 @@ def index_scores(
     keys = 32 if exact else _KEYS
     _scores_kernel[(-(-scores.shape[0] // keys),)](
         state, query, weights, weight_factor, key_cache, scores,
-        G=heads, G2=power_of_two(heads, 16), E=size, BT=keys, EXACT=exact, num_warps=4,
-        **launch_options(query.device),
+        G=heads, G2=power_of_two(heads, 16), E=size, BT=keys, EXACT=exact, FRESH=_FRESH,
+        num_warps=4, **launch_options(query.device),
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def top_positions(
             state.data_ptr(), scores.data_ptr(), selected.data_ptr(), workspace.data_ptr(),
             selected.shape[0],
         )  # fmt: skip
-        kernels.launch("choose_positions", programs, _CHOICE_THREADS, 0, [choice])
+        kernels.launch("choose.cu", "choose_positions", programs, _CHOICE_THREADS, 0, [choice])
     else:
         _launch_top(state, scores, selected)
 
@@ -99,22 +100,28 @@ def _launch_top(state: torch.Tensor, scores: torch.Tensor, selected: torch.Tenso
 def _scores_kernel(
     state_ptr, query_ptr, weights_ptr, weight_factor, key_ptr, scores_ptr,
     G: tl.constexpr, G2: tl.constexpr, E: tl.constexpr, BT: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
+    FRESH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    follow(EARLY)
+    # the host writes the state, before the step begins
     count = tl.load(state_ptr + 1) + 1
     first = tl.program_id(0) * BT
+    t = first + tl.arange(0, BT)
+    e = tl.arange(0, E)
+    rows = (tl.load(state_ptr) + t).to(tl.int64)[:, None] * E
+    # keys that this step may still be writing are read after the wait
+    old = t < count - FRESH
+    keys = tl.load(key_ptr + rows + e[None, :], mask=old[:, None], other=0.0)  # [BT, E]
+    follow(EARLY)
     if first >= count:
         return
+    if first + BT > count - FRESH:
+        fresh = (t >= count - FRESH) & (t < count)
+        keys += tl.load(key_ptr + rows + e[None, :], mask=fresh[:, None], other=0.0)
     head = tl.arange(0, G2)
-    e = tl.arange(0, E)
-    t = first + tl.arange(0, BT)
     element: tl.constexpr = key_ptr.dtype.element_ty
     q_at = query_ptr + head[:, None] * E + e[None, :]
     query = tl.load(q_at, mask=(head < G)[:, None], other=0.0).to(element)  # [G, E]
     weights = tl.load(weights_ptr + head, mask=head < G, other=0.0) * weight_factor
-    rows = (tl.load(state_ptr) + t).to(tl.int64)[:, None] * E
-    keys = tl.load(key_ptr + rows + e[None, :], mask=(t < count)[:, None], other=0.0)  # [BT, E]
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     products = tl.dot(query, tl.trans(keys), input_precision=precision)  # [G, BT]
     products = tl.maximum(products, 0.0) * weights[:, None]

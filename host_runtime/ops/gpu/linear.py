@@ -113,7 +113,7 @@ def partial_linear(
         return linear(x, matrix, out[:1], prologue=prologue)
     out = out[: partial_rows(matrix)]
     multiply(
-        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], route=route
+        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], wide=True, route=route
     )  # fmt: skip
     return out
 

@@ -1,15 +1,16 @@
-/* Wait for an expert call's answer and bring it to the card (mailbox.py has the protocol). */
+/* x += a product's parts, and the answer of an expert call, for which it waits (mailbox.py has the
+ * protocol). Four elements a thread. */
 #include "support.cuh"
 
-struct Answer {
-    int *sequence; /* [3]: the newest call, whether a wait was given up, the call taken last */
+struct Addition {
+    int *sequence; /* [3]: newest call, whether a wait was given up, call taken last; null: none */
     const int *answered; /* in pinned host memory, as the result */
     const float *result; /* [size] */
-    float *out;          /* [size] on the card */
-    int size, looks_max;
+    float *x;            /* [size] */
+    const float *added;  /* [parts, size] */
+    int size, parts, looks_max;
 };
-
-static_assert(sizeof(Answer) == ANSWER_BYTES, "mailbox.py");
+static_assert(sizeof(Addition) == ADDITION_BYTES, "mailbox.py");
 
 __device__ __forceinline__ int look_at_host(const int *flag) {
     int seen;
@@ -18,7 +19,7 @@ __device__ __forceinline__ int look_at_host(const int *flag) {
 }
 
 /* One thread looks over the bus, where looks queue up; the other blocks look at what it found. */
-__device__ __forceinline__ void await_answer(const Answer &a) {
+__device__ __forceinline__ void await_answer(const Addition &a) {
     int number = *(volatile int *)a.sequence, seen;
     if (blockIdx.x == 0) {
         int looks = 0;
@@ -40,19 +41,32 @@ __device__ __forceinline__ void await_answer(const Answer &a) {
     } while (seen != number);
 }
 
-/* Many blocks, because one multiprocessor has few reads on the bus at a time. */
-extern "C" __global__ void take_answer(Answer a) {
+/* Over the bus. Many blocks read, because one multiprocessor has few such reads at a time. */
+__device__ __forceinline__ float4 load_host_4(const float *pointer) {
+    float4 v;
+    asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(pointer)
+                 : "memory");
+    return v;
+}
+
+extern "C" __global__ void add_parts(Addition a) {
+    int at = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    bool inside = at < a.size;
+    float4 sum = {0, 0, 0, 0}, x = sum;
     release_next();
     wait_for_previous();
-    if (threadIdx.x == 0) await_answer(a);
-    __syncthreads();
-    int step = gridDim.x * blockDim.x * 4;
-    for (int at = (blockIdx.x * blockDim.x + threadIdx.x) * 4; at < a.size; at += step) {
-        float4 v;
-        asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                     : "l"(a.result + at)
-                     : "memory");
-        *(float4 *)(a.out + at) = v;
+    if (inside) {
+        x = load_4(a.x + at);
+        sum = load_4(a.added + at);
+        for (int part = 1; part < a.parts; part++) add_4(sum, load_4(a.added + part * a.size + at));
     }
+    if (a.sequence) {
+        if (threadIdx.x == 0) await_answer(a);
+        __syncthreads();
+        if (inside) add_4(sum, load_host_4(a.result + at));
+    }
+    add_4(x, sum);
+    if (inside) *(float4 *)(a.x + at) = x;
 }

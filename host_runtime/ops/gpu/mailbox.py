@@ -2,7 +2,7 @@
 
     route    its last act: sequence += 1, then posted = sequence     (release, system scope)
     CPU      sees posted change, works, then answered = posted
-    take_answer   until answered = sequence (acquire); the result is copied to the card
+    add_parts   until answered = sequence (acquire); then reads the result
 
 Flag words, int32: [0] posted, [1] layer, [16] answered; the two sides write different cache lines.
 The sequence number is in device memory, so that a replayed graph goes on counting.
@@ -11,54 +11,70 @@ The sequence number is in device memory, so that a replayed graph goes on counti
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from host_runtime.ops.gpu.compiled import compiled
+from host_runtime.ops.gpu.compiled import Kernels, compiled
 from host_runtime.ops.gpu.support import follow, launch_options
 
 POSTED, LAYER, ANSWERED, FLAG_WORDS = 0, 1, 16, 32
 SEQUENCE_WORDS = 4  # number of the newest call, 1 if a wait was given up, the call taken last
 # About 1 us a look over the bus: the CPU's own deadline answers long before this gives up.
 _LOOKS_MAX = 60_000_000
+_ADD_THREADS = 64  # few, so that many multiprocessors read from the host at once
 
 
-class Answer(ctypes.Structure):
+class Addition(ctypes.Structure):
     """See mailbox.cu."""
 
     _fields_ = (
         ("sequence", ctypes.c_void_p), ("answered", ctypes.c_void_p), ("result", ctypes.c_void_p),
-        ("out", ctypes.c_void_p), ("size", ctypes.c_int), ("looks_max", ctypes.c_int),
+        ("x", ctypes.c_void_p), ("added", ctypes.c_void_p), ("size", ctypes.c_int),
+        ("parts", ctypes.c_int), ("looks_max", ctypes.c_int),
     )  # fmt: skip
 
 
-def take_answer(
-    sequence: torch.Tensor, flags: torch.Tensor, result: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    """Wait until the CPU has answered the newest call, and return the result [1, D] where the next
-    kernel can read it: `out` on the card, or (without mailbox.cu) `result` in host memory.
+@dataclass(frozen=True)
+class Answer:
+    """Where an expert call's result comes: sequence int32 [SEQUENCE_WORDS] on the card, flags and
+    result float32 [1, D] in pinned host memory."""
 
-    One warp looks: each look crosses the bus, and looks of several warps queue up behind each
-    other. sequence int32 [SEQUENCE_WORDS].
+    sequence: torch.Tensor
+    flags: torch.Tensor
+    result: torch.Tensor
+
+
+def adds_parts(x: torch.Tensor) -> Kernels | None:
+    """The kernels, if add_parts takes a row like x."""
+    return compiled(x.device) if x.shape[-1] % 4 == 0 else None
+
+
+def add_parts(
+    kernels: Kernels, x: torch.Tensor, added: torch.Tensor, answer: Answer | None = None
+) -> None:
+    """x [1, D] += the sum of added [parts, D], and the newest call's answer, which is waited for.
+
+    One thread looks: each look crosses the bus, and looks of several warps queue up behind each
+    other.
     """
-    kernels = compiled(sequence.device)
-    if kernels is None or result.numel() % 4:
-        _wait_kernel[(1,)](
-            sequence, flags, LOOKS=_LOOKS_MAX, num_warps=1, **launch_options(sequence.device)
-        )
-        return result
-    answer = Answer(
-        sequence.data_ptr(), flags[ANSWERED:].data_ptr(), result.data_ptr(), out.data_ptr(),
-        result.numel(), _LOOKS_MAX,
+    size, a = x.shape[-1], answer
+    argument = Addition(
+        a.sequence.data_ptr() if a else None, a.flags[ANSWERED:].data_ptr() if a else None,
+        a.result.data_ptr() if a else None, x.data_ptr(), added.data_ptr(), size, added.shape[0],
+        _LOOKS_MAX,
     )  # fmt: skip
-    programs = min(TAKE_PROGRAMS, -(-result.numel() // (4 * TAKE_THREADS)))
-    kernels.launch("take_answer", programs, TAKE_THREADS, 0, [answer])
-    return out
+    programs = -(-size // (4 * _ADD_THREADS))
+    kernels.launch("mailbox.cu", "add_parts", programs, _ADD_THREADS, 0, [argument])
 
 
-TAKE_PROGRAMS, TAKE_THREADS = 28, 64
+def wait_for_answer(sequence: torch.Tensor, flags: torch.Tensor) -> None:
+    """Wait until the CPU has answered the newest call; the result is then in host memory."""
+    _wait_kernel[(1,)](
+        sequence, flags, LOOKS=_LOOKS_MAX, num_warps=1, **launch_options(sequence.device)
+    )
 
 
 @triton.jit

@@ -89,8 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) merge_values(Merge m) {
         float sum = 0.0f;
         for (int j = 0; j < rows; j++) {
             int column = j * 512 + lane * 16;
-            bool valid = column < m.latent;
-            if (!valid) break;
+            if (column >= m.latent) break;
             float dot = dot_codes(*(const uint4 *)(codes + ((v - begin) * rows + j) * 512),
                                   mixed + j * 512 + lane * 4, LANES * 4);
             sum = fmaf(scales[(v - begin) * column_blocks + column / 128], dot, sum);

@@ -13,10 +13,6 @@ struct AddNorm {
 };
 static_assert(sizeof(AddNorm) == ADDNORM_BYTES, "norm.py");
 
-__device__ __forceinline__ void add_4(float4 &a, float4 b) {
-    a = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) add_norm(AddNorm a) {
     __shared__ float sums[THREADS / LANES];
     float4 v[HELD], gain[HELD];

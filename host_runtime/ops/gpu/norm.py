@@ -52,7 +52,7 @@ def add_norm(
             x.data_ptr(), added.data_ptr(), also.data_ptr() if also is not None else None,
             gain.data_ptr(), out.data_ptr(), size, parts, eps,
         )  # fmt: skip
-        kernels.launch("add_norm", rows, _THREADS, 0, [argument])
+        kernels.launch("norm.cu", "add_norm", rows, _THREADS, 0, [argument])
         return
     _add_norm_kernel[(rows,)](
         x, added, added if also is None else also, gain, out, eps, D=size,

@@ -55,7 +55,7 @@ struct Plain {
 
     /* Row n of x into shared memory: [chunk][n][half of 8][lane] of 4 columns; and each warp's sum
      * of squares. Waits before the first row. */
-    template <int X>
+    template <int X, int INPUT>
     __device__ __forceinline__ static void load(const Product &p, const Work &w, int n, Input in) {
         int begin = w.first_chunk * CHUNK, count = w.chunks * CHUNK;
         const float *x = p.x + n * p.x_stride + begin;
@@ -66,13 +66,14 @@ struct Plain {
             float4 v = {0, 0, 0, 0}, other = v;
             if (begin + at < p.columns) {
                 v = load_4(x + at);
-                if (p.input == NORMED_INPUT) other = load_4(p.gain + begin + at);
-                if (p.input == SILU_INPUT) other = load_4(x + p.columns + at);
+                if (INPUT == NORMED_INPUT) other = load_4(p.gain + begin + at);
+                if (INPUT == SILU_INPUT) other = load_4(x + p.columns + at);
             }
-            squares += squares_of(v);
+            if (INPUT == NORMED_INPUT) squares += squares_of(v);
             int place = (at / CHUNK * X + n) * 2 + at / 4 % 2;
-            in.x[place * LANES + at % CHUNK / 8] = prologue_4(p, v, other);
+            in.x[place * LANES + at % CHUNK / 8] = prologue_4<INPUT>(v, other);
         }
+        if (INPUT != NORMED_INPUT) return;
         squares = warp_sum(squares);
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }

@@ -192,7 +192,7 @@ __device__ __forceinline__ void absorb(const Prepare &p, int block, u8 *shared) 
     if (own < p.latent) p.query[head * (p.latent + p.rope) + own] = total;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 8) prepare_attention(Prepare p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 10) prepare_attention(Prepare p) {
     extern __shared__ __align__(16) u8 shared[];
     int index_blocks = (p.index_heads + WARPS - 1) / WARPS;
     int turn_blocks = (p.heads + TURN_HEADS - 1) / TURN_HEADS, block = blockIdx.x;

@@ -139,7 +139,7 @@ def _launch_compiled(
         s.index_heads, s.index_size, s.key_at, s.latent_at, s.index_query_at,
         kv_cache.dtype == torch.bfloat16, eps, key_eps,
     )  # fmt: skip
-    kernels.launch("prepare_attention", blocks, _THREADS, shared, [argument])
+    kernels.launch("prepare.cu", "prepare_attention", blocks, _THREADS, shared, [argument])
 
 
 def _launch_triton(

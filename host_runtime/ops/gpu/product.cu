@@ -66,7 +66,7 @@ __device__ __forceinline__ void wait_for_oldest(int stages) {
 
 /* Shared memory: rings, cut sums, the input but for x, scales, x. product.py computes the same
  * size. `program` of `programs` for this kind of rows. */
-template <typename Kind, int X>
+template <typename Kind, int X, int INPUT>
 __device__ __forceinline__ void multiply(const Product &p, int program, int programs) {
     extern __shared__ __align__(16) u8 shared[];
     Work w = find_work<Kind>(p, program, programs);
@@ -89,11 +89,11 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
     }
     Kind::load_scales(p, w, scales);
 #pragma unroll
-    for (int n = 0; n < X; n++) Kind::template load<X>(p, w, n, in);
+    for (int n = 0; n < X; n++) Kind::template load<X, INPUT>(p, w, n, in);
     __syncthreads();
     float factor[X];
 #pragma unroll
-    for (int n = 0; n < X; n++) factor[n] = norm_factor(p, in, n);
+    for (int n = 0; n < X; n++) factor[n] = norm_factor<INPUT>(p, in, n);
 
     typename Kind::template Sums_<X> acc = {};
     for (int tile = w.tiles_begin; tile < w.tiles_end; tile++) {
@@ -111,21 +111,29 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
     join_cut_groups<Kind, X>(p, w, cut, factor);
 }
 
-template <int X> __device__ __forceinline__ void run(const Product &p, const Route &route) {
+template <int X, int INPUT>
+__device__ __forceinline__ void run(const Product &p, const Route &route) {
     int block = blockIdx.x, codes = p.programs8 * p.parts, plain = p.programs_plain * p.parts;
     if (block < codes) {
-        multiply<Codes, X>(p, block, codes);
+        multiply<Codes, X, INPUT>(p, block, codes);
     } else if (block < codes + plain) {
-        multiply<Plain, X>(p, block - codes, plain);
+        multiply<Plain, X, INPUT>(p, block - codes, plain);
     } else {
-        choose_experts(route);
+        serve_call(route);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) product_1(Product p, Route route) {
-    run<1>(p, route);
-}
+/* For each kind of input a kernel of its own, with less code and registers than one for all. 104
+ * registers: none is spilled (the first-level cache is too small for spills beside so much shared
+ * memory: they cost a tenth of the step), and two blocks leave room for the small kernels. */
+#define PRODUCT(X, NAME, INPUT)                                                                    \
+    extern "C" __global__ void __maxnreg__(104) product_##X##_##NAME(Product p, Route route) {     \
+        run<X, INPUT>(p, route);                                                                   \
+    }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) product_2(Product p, Route route) {
-    run<2>(p, route);
-}
+PRODUCT(1, none, PLAIN_INPUT)
+PRODUCT(1, norm, NORMED_INPUT)
+PRODUCT(1, silu, SILU_INPUT)
+PRODUCT(2, none, PLAIN_INPUT)
+PRODUCT(2, norm, NORMED_INPUT)
+PRODUCT(2, silu, SILU_INPUT)

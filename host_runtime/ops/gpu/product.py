@@ -16,13 +16,12 @@ from host_runtime.ops.matrix import Matrix
 WARPS, LANES, CHUNK, TILE = 8, 32, 256, 2048
 _CODES_ROWS, _PLAIN_ROWS, _CODES_COLUMNS_MAX = 8, 4, 8192
 _CODES_X_BYTES, _PLAIN_X_BYTES = 6, 4  # of one input in shared memory
-INPUTS = {"none": 0, "norm": 1, "silu": 2}
 _PART_COLUMNS_MAX = 8192  # of one partial sum: more input would leave little room for weights
 _STAGES = (6, 4, 3)
 _RESERVED_BYTES = 1024  # of a block's shared memory, by the driver
 # Of a multiprocessor's memory a wide product takes more than half, so that no two blocks of one
 # share a multiprocessor, but leaves room for a narrow one, which comes before or after it.
-_WIDE_BYTES, _WIDE_COLUMNS_MAX = 118784, 2048
+_WIDE_BYTES = 118784
 
 
 class Product(ctypes.Structure):
@@ -33,7 +32,7 @@ class Product(ctypes.Structure):
         ("scale", ctypes.c_void_p), ("plain", ctypes.c_void_p), ("y", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64), ("y_stride", ctypes.c_int64),
         ("rows8", ctypes.c_int), ("plain_rows", ctypes.c_int), ("columns", ctypes.c_int),
-        ("input", ctypes.c_int), ("parts", ctypes.c_int), ("programs8", ctypes.c_int),
+        ("parts", ctypes.c_int), ("programs8", ctypes.c_int),
         ("programs_plain", ctypes.c_int), ("stages", ctypes.c_int), ("eps", ctypes.c_float),
     )  # fmt: skip
 
@@ -42,12 +41,14 @@ class Route(ctypes.Structure):
     """See route.cuh."""
 
     _fields_ = (
-        ("logits", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("hidden", ctypes.c_void_p),
-        ("ids", ctypes.c_void_p), ("weights", ctypes.c_void_p), ("payload", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("ids", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p), ("x", ctypes.c_void_p), ("gain", ctypes.c_void_p),
+        ("payload", ctypes.c_void_p),
         ("sequence", ctypes.c_void_p), ("flags", ctypes.c_void_p),
         ("layer", ctypes.c_int), ("experts", ctypes.c_int), ("groups", ctypes.c_int),
         ("chosen", ctypes.c_int), ("top_k", ctypes.c_int), ("normalise", ctypes.c_int),
         ("size", ctypes.c_int), ("payload_bf16", ctypes.c_int), ("scaling", ctypes.c_float),
+        ("eps", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def streams(matrix: Matrix, parts: int = 1) -> Kernels | None:
         return None
     if (matrix.codes.data_ptr() | matrix.plain.data_ptr()) % 16:
         return None
-    return kernels if _cut(kernels, *_sizes(matrix), 1, parts) else None
+    return kernels if _cut(kernels, *_sizes(matrix), 1, parts, False) else None
 
 
 def column_parts(columns: int) -> int:
@@ -88,14 +89,15 @@ def multiply(
     eps: float,
     *,
     parts: int = 1,
+    wide: bool = False,
     route: Route | None = None,
 ) -> None:
     """y [M, N] of one or two rows x, or y [parts, N] of one row: sums over parts of the columns.
 
-    With `route` one more block chooses the experts.
+    A `wide` product should not follow another one. With `route` one more block does what it says.
     """
     rows = x.shape[0]
-    cut = _cut(kernels, *_sizes(matrix), rows, parts)
+    cut = _cut(kernels, *_sizes(matrix), rows, parts, wide)
     if cut is None:  # two rows of x that shared memory does not hold
         for row in range(rows):
             multiply(kernels, x[row : row + 1], matrix, y[row : row + 1], prologue, gain, eps)
@@ -105,13 +107,14 @@ def multiply(
     product = Product(
         x.data_ptr(), gain.data_ptr() if gain is not None else None, matrix.codes.data_ptr(),
         matrix.scale.data_ptr(), matrix.plain.data_ptr(), y.data_ptr(), x.stride(0), y.stride(0),
-        *_sizes(matrix), INPUTS[prologue], parts, cut.programs8, cut.programs_plain, cut.stages,
+        *_sizes(matrix), parts, cut.programs8, cut.programs_plain, cut.stages,
         eps,
     )  # fmt: skip
     programs = parts * (cut.programs8 + cut.programs_plain) + (route is not None)
     kernels.launch(
-        f"product_{rows}", programs, WARPS * LANES, cut.shared_bytes, [product, route or Route()]
-    )
+        "product.cu", f"product_{rows}_{prologue}", programs, WARPS * LANES, cut.shared_bytes,
+        [product, route or Route()],
+    )  # fmt: skip
 
 
 def _sizes(matrix: Matrix) -> tuple[int, int, int]:
@@ -120,7 +123,7 @@ def _sizes(matrix: Matrix) -> tuple[int, int, int]:
 
 @cache
 def _cut(
-    kernels: Kernels, rows8: int, plain: int, columns: int, x_rows: int, parts: int
+    kernels: Kernels, rows8: int, plain: int, columns: int, x_rows: int, parts: int, wide: bool
 ) -> Cut | None:
     """The cut for these sizes, or None if the input leaves no room for rings."""
     groups8, groups_plain = -(-rows8 // _CODES_ROWS), -(-plain // _PLAIN_ROWS)
@@ -140,7 +143,7 @@ def _cut(
     fixed += 8 * (scale_rows + x_rows) * chunks + 16
     whole = kernels.shared_per_multiprocessor - 2 * _RESERVED_BYTES
     narrow = whole - _WIDE_BYTES
-    wide = narrow > 0 and (parts > 1 or columns <= _WIDE_COLUMNS_MAX)
+    wide = wide and narrow > 0
     for budget in (_WIDE_BYTES if wide else narrow, kernels.shared_per_block):
         for stages in _STAGES:
             size = fixed + stages * WARPS * TILE

@@ -3,16 +3,15 @@
 #include "support.cuh"
 
 struct Route {
-    const float *logits, *bias,
-        *hidden; /* [experts] or null: only the payload; [experts], [size] */
-    short *ids;  /* [top_k], as weights: may lie in pinned host memory */
+    const float *logits, *bias; /* [experts]; logits null: only the payload */
+    short *ids;                 /* [top_k], as weights: may lie in pinned host memory */
     float *weights;
-    void *payload;         /* [size] float32 or bf16; null: none */
-    int *sequence, *flags; /* of the mailbox (mailbox.py); flags 0: no call */
+    const float *x, *gain; /* [size]: the payload is x, RMS-normed */
+    void *payload;         /* [size] float32 or bf16, may lie there too; null: none */
+    int *sequence, *flags; /* of the mailbox (mailbox.py); flags null: no call */
     int layer, experts, groups, chosen, top_k, normalise, size, payload_bf16;
-    float scaling;
+    float scaling, eps;
 };
-
 static_assert(sizeof(Route) == ROUTE_BYTES, "product.py");
 
 constexpr u32 ALL = 0xFFFFFFFFu;
@@ -28,11 +27,24 @@ __device__ __forceinline__ int warp_best(u32 value, int index) {
     return __reduce_min_sync(ALL, value == __reduce_max_sync(ALL, value) ? (u32)index : ALL);
 }
 
-/* payload = hidden. Both at multiples of 16 bytes, the size a multiple of 4. */
-__device__ __forceinline__ void copy_payload(const Route &r) {
+/* All at multiples of 16 bytes, the size a multiple of 4. `sums`: a float per warp. */
+__device__ __forceinline__ void write_payload(const Route &r, float *sums) {
+    float squares = 0.0f;
 #pragma unroll 4
     for (int at = threadIdx.x * 4; at < r.size; at += blockDim.x * 4) {
-        float4 v = load_4(r.hidden + at);
+        float4 v = load_4(r.x + at);
+        squares += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+    }
+    squares = warp_sum(squares);
+    if (threadIdx.x % LANES == 0) sums[threadIdx.x / LANES] = squares;
+    __syncthreads();
+    float total = 0.0f;
+    for (int warp = 0; warp < blockDim.x / LANES; warp++) total += sums[warp];
+    float factor = rsqrtf(total / r.size + r.eps);
+#pragma unroll 4
+    for (int at = threadIdx.x * 4; at < r.size; at += blockDim.x * 4) {
+        float4 v = load_4(r.x + at), g = *(const float4 *)(r.gain + at);
+        v = {v.x * factor * g.x, v.y * factor * g.y, v.z * factor * g.z, v.w * factor * g.w};
         if (r.payload_bf16) {
             uint2 packed = {bf16_bits(v.x) | bf16_bits(v.y) << 16, bf16_bits(v.z) | bf16_bits(v.w)
                                                                                         << 16};
@@ -118,13 +130,13 @@ __device__ __forceinline__ void post_call(const Route &r) {
     asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(r.flags), "r"(number) : "memory");
 }
 
-/* One block. Shared memory: 2 * experts floats. */
-__device__ __forceinline__ void choose_experts(const Route &r) {
+/* One block. Shared memory: 2 * experts floats, or one per warp. */
+__device__ __forceinline__ void serve_call(const Route &r) {
     extern __shared__ __align__(16) u8 shared[];
     float *score = (float *)shared, *biased = score + r.experts;
     release_next();
     wait_for_previous();
-    if (r.payload) copy_payload(r);
+    if (r.payload) write_payload(r, score);
     if (!r.logits) return;
     for (int e = threadIdx.x; e < r.experts; e += blockDim.x) {
         score[e] = 1.0f / (1.0f + expf(-load_1(r.logits + e)));

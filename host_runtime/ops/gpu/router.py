@@ -75,25 +75,28 @@ def route_beside(
     if c.n_group > _LANES or c.num_experts_per_tok > _LANES:
         return None
     return Route(
-        logits.data_ptr(), bias.data_ptr(), None, ids.data_ptr(), weights.data_ptr(),
-        None, call.sequence.data_ptr() if call else None,
-        call.flags.data_ptr() if call else None, call.layer if call else 0, c.n_routed_experts,
-        c.n_group, c.topk_group, c.num_experts_per_tok, c.norm_topk_prob, 0, 0,
-        c.routed_scaling_factor,
+        logits=logits.data_ptr(), bias=bias.data_ptr(), ids=ids.data_ptr(),
+        weights=weights.data_ptr(), sequence=call.sequence.data_ptr() if call else None,
+        flags=call.flags.data_ptr() if call else None, layer=call.layer if call else 0,
+        experts=c.n_routed_experts, groups=c.n_group, chosen=c.topk_group,
+        top_k=c.num_experts_per_tok, normalise=c.norm_topk_prob, scaling=c.routed_scaling_factor,
     )  # fmt: skip
 
 
-def route_payload(hidden: torch.Tensor, payload: torch.Tensor) -> Route | None:
-    """payload [D] = hidden [D] as one more block of a product's launch; None if it does not fit.
+def route_payload(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, payload: torch.Tensor
+) -> Route | None:
+    """payload [D] = rms_norm(x [D]) * gain as one more block of a product's launch.
 
-    In the launch before the choice of experts: writes over the bus take their time.
+    In the launch before the choice of experts: writes over the bus take their time. None if it
+    does not fit.
     """
-    aligned = (hidden.data_ptr() | payload.data_ptr()) % 16 == 0 and hidden.shape[-1] % 4 == 0
-    if not aligned:
+    pointers = x.data_ptr() | gain.data_ptr() | payload.data_ptr()
+    if pointers % 16 or x.shape[-1] % 4:
         return None
     return Route(
-        hidden=hidden.data_ptr(), payload=payload.data_ptr(), size=hidden.shape[-1],
-        payload_bf16=payload.dtype == torch.bfloat16,
+        x=x.data_ptr(), gain=gain.data_ptr(), payload=payload.data_ptr(), size=x.shape[-1],
+        payload_bf16=payload.dtype == torch.bfloat16, eps=eps,
     )  # fmt: skip
 
 

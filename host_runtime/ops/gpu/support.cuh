@@ -60,6 +60,10 @@ __device__ __forceinline__ float load_1(const float *pointer) {
     return v;
 }
 
+__device__ __forceinline__ void add_4(float4 &a, float4 b) {
+    a = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
 __device__ __forceinline__ float2 load_2(const float *pointer) {
     float2 v;
     asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"

@@ -17,7 +17,7 @@ struct Product {
     float *y;           /* [parts, rows8 + plain_rows], or with two rows of x: [2, y_stride] */
     i64 x_stride, y_stride;
     int rows8, plain_rows, columns; /* columns: a multiple of 16 */
-    int input, parts;
+    int parts;
     int programs8, programs_plain; /* of each part */
     int stages;                    /* of a warp's ring: 3, 4 or 6 */
     float eps;
@@ -102,9 +102,9 @@ __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __e
 
 /* What becomes of four inputs before they are multiplied, but for the norm's factor. `other`: their
  * gains, or the other half of a gated MLP. */
-__device__ __forceinline__ float4 prologue_4(const Product &p, float4 v, float4 other) {
-    if (p.input == PLAIN_INPUT) return v;
-    if (p.input == SILU_INPUT) v = {silu(v.x), silu(v.y), silu(v.z), silu(v.w)};
+template <int INPUT> __device__ __forceinline__ float4 prologue_4(float4 v, float4 other) {
+    if (INPUT == PLAIN_INPUT) return v;
+    if (INPUT == SILU_INPUT) v = {silu(v.x), silu(v.y), silu(v.z), silu(v.w)};
     return times_4(v, other);
 }
 
@@ -119,8 +119,9 @@ struct Input {
 };
 
 /* What the sums of row n must be multiplied by if it shall be RMS-normed. */
+template <int INPUT>
 __device__ __forceinline__ float norm_factor(const Product &p, Input in, int n) {
-    if (p.input != NORMED_INPUT) return 1.0f;
+    if (INPUT != NORMED_INPUT) return 1.0f;
     float squares = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; warp++) squares += in.squares[n * WARPS + warp];
