@@ -146,7 +146,23 @@ def _overlap(model: Any, ducks: Any, arguments: argparse.Namespace) -> dict[str,
                 }
             )
             _say(f"overlap: {rows[-1]}")
-    return {"overlap": rows}
+    return {"overlap": rows, "prefill": _prefill_overlap(model, arguments)}
+
+
+def _prefill_overlap(model: Any, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    """Four chunks of a prompt, in turns and two at once."""
+    from host_runtime.bench.prefill import measure_prefill
+
+    tokens = 4 * arguments.chunk
+    if not arguments.prefill or tokens > model.pool.positions:
+        return []
+    rows = [
+        {name: round(value, 3) for name, value in times.row().items()}
+        for times in measure_prefill(model, tokens, arguments.chunk, arguments.factor)
+    ]
+    for row in rows:
+        _say(f"prefill: {row}")
+    return rows
 
 
 def _say(text: str) -> None:

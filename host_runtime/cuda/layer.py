@@ -15,6 +15,7 @@ from host_runtime.cuda.pool import LayerCaches
 from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import WeightsError
 from host_runtime.experts.base import Experts
+from host_runtime.layers.leapfrog import StartedLayer
 from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.gpu.attend import attend, merge_values
 from host_runtime.ops.gpu.index import index_scores, top_positions
@@ -191,6 +192,17 @@ class GpuLayer:
         experts: Experts,
     ) -> torch.Tensor:
         """x [n, D] -> [n, D]; caches hold this sequence's rows only, `first` of them filled."""
+        return self.prefill_start(x, caches, rotation, first, experts).finish()
+
+    def prefill_start(
+        self,
+        x: torch.Tensor,
+        caches: LayerCaches,
+        rotation: torch.Tensor,
+        first: int,
+        experts: Experts,
+    ) -> StartedLayer:
+        """`prefill` up to the routed experts, which are on their way when this returns."""
         eps = self.config.rms_norm_eps
         x = x + self._attend_chunk(rms_norm(x, self.input_norm, eps), caches, rotation, first)
         hidden = rms_norm(x, self.post_norm, eps)  # [n, D]
@@ -204,10 +216,8 @@ class GpuLayer:
             torch.cuda.current_stream().synchronize()
             pending = experts.submit(self.index, to_host[2], to_host[0], to_host[1])
         gate, up = middle[:, : self.inner], middle[:, self.inner : 2 * self.inner]
-        shared = wide_linear(torch.nn.functional.silu(gate) * up, self.down)
-        if pending is not None:
-            shared = shared + pending.wait().to(shared.device)
-        return x + shared
+        own = wide_linear(torch.nn.functional.silu(gate) * up, self.down)
+        return StartedLayer(x, own, pending)
 
     def _choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.config

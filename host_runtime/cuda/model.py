@@ -3,12 +3,14 @@
     model = GpuModel(config, generation, weights, positions=8192, cache_dtype=torch.bfloat16)
     hidden = model.forward(tokens, cache, experts)     # tokens [n] on the CPU -> [n, D] on the card
 
-One or two tokens go through lanes: a captured graph holds all launches of the step, both lanes in
-turns, and expert calls travel through the mailboxes. More tokens are a prompt chunk.
+One or two tokens, of one sequence or of two, go through lanes: a captured graph holds all launches
+of the step, both lanes in turns, and expert calls travel through the mailboxes. More tokens are a
+prompt chunk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
 from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
+from host_runtime.layers.leapfrog import LayerStart, leapfrog
 from host_runtime.ops.gpu.index import choice_workspace
 from host_runtime.ops.gpu.linear import linear
 from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, wait_for_answer
@@ -124,19 +127,62 @@ class GpuModel:
     ) -> torch.Tensor:
         """Append tokens int64 [n]; hidden states after the final norm [n, D]."""
         rows, first = tokens.shape[0], cache.length
+        if rows > LANES_MAX:
+            return self._prefill([tokens], cache, experts)
         cache.require(first + rows)
-        if rows <= LANES_MAX:
-            for row, token in enumerate(tokens.tolist()):
-                self.lanes[row].place(cache.base, first + row, token)
-            hidden = self._run_lanes(rows, first, experts, mtp=False)
-        else:
-            x = self.embedding[tokens.to(self.card)].float()  # [n, D]
-            for layer in self.layers:
-                caches = self._rows(layer.index, cache)
-                x = layer.prefill(x, caches, self.rotation, first, experts)
-            hidden = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        for row, token in enumerate(tokens.tolist()):
+            self.lanes[row].place(cache.base, first + row, token)
+        hidden = self._run_lanes(rows, first + rows, experts, mtp=False)
         cache.length = first + rows
         return hidden
+
+    @torch.inference_mode()
+    def forward_chunks(
+        self, chunks: Sequence[torch.Tensor], cache: GpuSequenceCache, experts: Experts
+    ) -> torch.Tensor:
+        """`forward` of one prompt chunk after the other, with the same bits; hidden states [n, D].
+
+        A chunk's attention runs while the experts of the chunk before work.
+        """
+        if min(chunk.shape[0] for chunk in chunks) > LANES_MAX:
+            return self._prefill(chunks, cache, experts)
+        return torch.cat([self.forward(chunk, cache, experts) for chunk in chunks])
+
+    @torch.inference_mode()
+    def decode(
+        self, tokens: torch.Tensor, caches: Sequence[GpuSequenceCache], experts: Experts
+    ) -> torch.Tensor:
+        """Append one token to each of up to LANES_MAX sequences, a lane for each: tokens int64 [n]
+        -> hidden states [n, D]. A row's bits are those of a step of its own."""
+        for cache in caches:
+            cache.require(cache.length + 1)
+        for lane, token, cache in zip(self.lanes, tokens.tolist(), caches, strict=False):
+            lane.place(cache.base, cache.length, token)
+        longest = max(cache.length for cache in caches) + 1
+        hidden = self._run_lanes(len(caches), longest, experts, mtp=False)
+        for cache in caches:
+            cache.length += 1
+        return hidden
+
+    def _prefill(
+        self, chunks: Sequence[torch.Tensor], cache: GpuSequenceCache, experts: Experts
+    ) -> torch.Tensor:
+        firsts, end = [], cache.length
+        for chunk in chunks:
+            firsts.append(end)
+            end += chunk.shape[0]
+        cache.require(end)
+
+        def starter(layer: GpuLayer) -> LayerStart:
+            own = self._rows(layer.index, cache)
+            return lambda number, x: layer.prefill_start(
+                x, own, self.rotation, firsts[number], experts
+            )
+
+        inputs = [self.embedding[chunk.to(self.card)].float() for chunk in chunks]  # [n, D] each
+        outputs = leapfrog([starter(layer) for layer in self.layers], inputs)
+        cache.length = end
+        return torch.cat([rms_norm(x, self.norm, self.config.rms_norm_eps) for x in outputs])
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -160,7 +206,7 @@ class GpuModel:
             for row, token in enumerate(next_tokens.tolist()):
                 self.lanes[row].hidden.copy_(hidden[row : row + 1])
                 self.lanes[row].place(cache.base, first + row, token)
-            mixed = self._run_lanes(rows, first, experts, mtp=True)
+            mixed = self._run_lanes(rows, first + rows, experts, mtp=True)
         else:
             m, eps = self.mtp, self.config.rms_norm_eps
             embedded = rms_norm(
@@ -186,9 +232,9 @@ class GpuModel:
         return LayerCaches(whole.kv[begin:end], whole.key[begin:end])
 
     # ------------------------------------------------------------------ lanes
-    def _run_lanes(self, count: int, first: int, experts: Experts, *, mtp: bool) -> torch.Tensor:
-        """Replay the step of `count` lanes that are placed at `first`..: [count, D]."""
-        graph = self.graph(StepKind(count, self.scores_size(first + count), mtp))
+    def _run_lanes(self, count: int, length: int, experts: Experts, *, mtp: bool) -> torch.Tensor:
+        """Replay the step of `count` placed lanes, `length` the longest context: [count, D]."""
+        graph = self.graph(StepKind(count, self.scores_size(length), mtp))
         with self.link.serving(experts):
             graph.replay()
             hidden = torch.cat([lane.normed for lane in self.lanes[:count]])

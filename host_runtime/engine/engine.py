@@ -6,9 +6,11 @@
     for event in handle.events(): ...
     engine.stop()
 
-`step` schedules one sequence (round robin), runs a prompt chunk or a decode step of it, and
-post-processes: sampling or verification of the draft, events, the next draft. Sequences never share
-a matrix product, so what a request answers does not depend on what else is running.
+`step` schedules one sequence (round robin), runs prompt chunks or a decode step of it, and
+post-processes: sampling or verification of the draft, events, the next draft. Two sequences that
+both decode share the step: its lanes carry a token of each in place of one token and its draft.
+Sequences never share a matrix product, so what a request answers does not depend on what else is
+running.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -30,13 +33,15 @@ from host_runtime.engine.request import (
     SamplingParams,
     check_prompt,
 )
-from host_runtime.engine.sampling import Choice, check_finite
+from host_runtime.engine.sampling import check_finite
 from host_runtime.engine.sequence import Sequence
 from host_runtime.errors import HostError
 from host_runtime.experts.base import DuckStatus, Experts
 from host_runtime.models import DeepseekV32
 
 PREFILL_CHUNK_MAX = 512  # tokens of one experts call (DUCK_EXPERTS_TOKENS_MAX)
+PREFILL_CHUNKS = 2  # of one turn: the second's attention runs while the first's experts work
+LANES = 2  # sequences that may share a decode step
 ACTIVE_MAX = 4  # sequences with caches in memory at once
 STOP_WAIT_S_MAX = 60.0
 # A working MTP module is right for 45 to 98 % of the drafts; far below, its weights are wrong.
@@ -57,6 +62,7 @@ class EngineStatus:
     queued: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    steps_shared: int = 0  # decode steps of two sequences
 
 
 class Engine:
@@ -90,7 +96,7 @@ class Engine:
         self._changed = threading.Condition()  # guards the two queues and _stopping
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._drafts_proposed = self._drafts_accepted = 0
+        self._drafts_proposed = self._drafts_accepted = self._steps_shared = 0
         self._warned_of_drafts = False
 
     # ------------------------------------------------------------------ for callers, any thread
@@ -145,34 +151,28 @@ class Engine:
             running = self._thread is not None and self._thread.is_alive() and not self._stopping
         reason = "; ".join(away) if running else "the engine is not running"
         ready = running and not away
-        drafts = (self._drafts_proposed, self._drafts_accepted)
-        return EngineStatus(ready, reason, ducks, active, queued, *drafts)
+        counts = (self._drafts_proposed, self._drafts_accepted, self._steps_shared)
+        return EngineStatus(ready, reason, ducks, active, queued, *counts)
 
     # ------------------------------------------------------------------ the engine thread
     def step(self) -> bool:
-        """One turn of one sequence; False if there was nothing to do."""
-        sequence = self._schedule()
-        if sequence is None:
-            return False
-        sequence.start()
-        try:
-            inputs, hidden = self._run(sequence)
-            choices = self._post_process(sequence, inputs, hidden)
-            self._draft(sequence, inputs, hidden, choices)
-        except HostError as error:
-            _log.warning("request failed: %s", error)
-            sequence.finish("error", error.message)
-        except Exception as error:  # noqa: BLE001 - a defect must end one request, not the server
-            _log.exception("request failed")
-            sequence.finish("error", f"internal error: {type(error).__name__}: {error}")
-        if sequence.finished:
-            with self._changed:
-                self._active.remove(sequence)
-            self._count_drafts(sequence)
-        return True
+        """One turn of one sequence, or of two that decode together; False without any."""
+        turn = self._schedule()
+        for sequence in turn:
+            sequence.start()
+        if len(turn) < 2 or not self._decode_together(turn):
+            for sequence in turn:
+                with _ending_on_errors(sequence):
+                    self._advance(sequence)
+        for sequence in turn:
+            if sequence.finished:
+                with self._changed:
+                    self._active.remove(sequence)
+                self._count_drafts(sequence)
+        return bool(turn)
 
-    def _schedule(self) -> Sequence | None:
-        """Admit and drop requests; the next active sequence in turn."""
+    def _schedule(self) -> list[Sequence]:
+        """Admit and drop requests; the sequences of the next turn, who then queue up again."""
         with self._changed:
             for queue in (self._waiting, self._active):
                 for sequence in [entry for entry in queue if entry.handle.cancelled]:
@@ -180,30 +180,60 @@ class Engine:
                     sequence.finish("cancelled")
             while self._waiting and len(self._active) < self.max_active:
                 self._active.append(self._waiting.popleft())
-            if not self._active:
-                return None
-            self._active.rotate(-1)
-            return self._active[-1]
+            turn = next_turn(self._active)
+            for sequence in turn:
+                self._active.remove(sequence)
+            self._active.extend(turn)
+            return turn
 
-    def _run(self, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [n] of this step and their hidden states [n, D]."""
+    def _advance(self, sequence: Sequence) -> None:
+        """One turn of a sequence by itself: prompt chunks, or last token and draft."""
         if sequence.cache is None:
             sequence.cache = self.model.new_cache(sequence.capacity)
-        inputs = sequence.next_inputs(self.prefill_chunk, self.model.device)  # [n]
-        return inputs, self.model.forward(inputs, sequence.cache, self.experts)
+        if sequence.decodes:
+            inputs = sequence.next_inputs(self.model.device)  # [n]
+            hidden = self.model.forward(inputs, sequence.cache, self.experts)  # [n, D]
+        else:
+            count = 1 if self._others_decode(sequence) else PREFILL_CHUNKS
+            chunks = sequence.next_chunks(self.prefill_chunk, count, self.model.device)
+            hidden = self.model.forward_chunks(chunks, sequence.cache, self.experts)
+        chosen = self._post_process(sequence, hidden)
+        self._follow(sequence, hidden, draft=chosen and not self._others_decode(sequence))
 
-    def _post_process(
-        self, sequence: Sequence, inputs: torch.Tensor, hidden: torch.Tensor
-    ) -> list[Choice]:
+    def _decode_together(self, turn: list[Sequence]) -> bool:
+        """One token of each sequence in one step, a lane for each. False if the step failed:
+        caches are as before, and each can go on alone, so that only who is to blame fails."""
+        caches = [sequence.cache for sequence in turn if sequence.cache is not None]
+        lengths = [cache.length for cache in caches]
+        last = [sequence.last_token for sequence in turn]
+        try:
+            tokens = torch.tensor(last, dtype=torch.int64, device=self.model.device)
+            hidden = self.model.decode(tokens, caches, self.experts)  # [n, D]
+        except Exception as error:  # noqa: BLE001 - each sequence is tried alone and tells it then
+            _log.warning("a step of %d requests failed, each goes on alone: %s", len(turn), error)
+            for cache, length in zip(caches, lengths, strict=True):
+                cache.truncate(length)
+            return False
+        self._steps_shared += 1
+        for row, sequence in zip(torch.split(hidden, 1), turn, strict=True):  # [1, D]
+            with _ending_on_errors(sequence):
+                sequence.draft = None  # made when the sequence was alone
+                self._post_process(sequence, row)
+                self._follow(sequence, row, draft=False)
+        return True
+
+    def _others_decode(self, sequence: Sequence) -> bool:
+        return any(other.decodes for other in self._active if other is not sequence)
+
+    def _post_process(self, sequence: Sequence, hidden: torch.Tensor) -> bool:
         """Choose tokens from hidden [n, D] and emit them; roll the caches back after a rejection.
 
-        Returns one choice per kept position at the end of the step: none after an inner prompt
-        chunk, two if a draft was accepted.
+        False after an inner prompt chunk, when there is nothing to choose.
         """
         assert sequence.cache is not None
-        if sequence.last_token is None or sequence.draft is None:
+        if sequence.draft is None:
             if sequence.cache.length < len(sequence.prompt):
-                return []
+                return False
             choices = [sequence.sampler.choose(self.model.logits(hidden[-1:])[0])]
         else:
             logits = self.model.logits(hidden)  # [2, V]
@@ -217,26 +247,29 @@ class Engine:
         for choice in choices:
             if not sequence.finished:
                 sequence.emit(choice)
-        return choices
+        return True
 
-    def _draft(
-        self,
-        sequence: Sequence,
-        inputs: torch.Tensor,
-        hidden: torch.Tensor,
-        choices: list[Choice],
-    ) -> None:
-        """Let the MTP module follow, and guess the token after the last known one."""
+    def _follow(self, sequence: Sequence, hidden: torch.Tensor, *, draft: bool) -> None:
+        """Let the MTP module follow hidden [n, D]; with `draft` guess the token after the last.
+
+        Without, a decoding sequence's hidden states wait until there are as many as a prompt chunk
+        has: a sequence that shares its steps needs the module only when it is alone again.
+        """
         if not self.mtp or sequence.finished:
             return
         assert sequence.cache is not None
         first, kept = sequence.cache.mtp_length, sequence.cache.length
-        # the token after each new position: from the prompt, then from this step's choices
-        known = sequence.prompt[first + 1 : kept + 1] + [choice.token for choice in choices]
-        following = torch.tensor(known[: kept - first], device=self.model.device)  # [m]
-        rows = hidden[: kept - first]  # [m, D]
-        mixed = self.model.mtp_forward(rows, following, sequence.cache, self.experts)  # [m, D]
-        if not choices:
+        sequence.behind.append(hidden[: kept - first - sequence.behind_rows])
+        if not draft and sequence.decodes and sequence.behind_rows < self.prefill_chunk:
+            return
+        rows = torch.cat(sequence.behind)  # [m, D]
+        sequence.behind.clear()
+        following = torch.tensor(sequence.tokens[first + 1 : kept + 1], device=self.model.device)
+        parts = (torch.split(tensor, self.prefill_chunk) for tensor in (rows, following))
+        for part, after in zip(*parts, strict=True):
+            mixed = self.model.mtp_forward(part, after, sequence.cache, self.experts)  # [m, D]
+        if not draft:
+            sequence.draft = None
             return
         logits = self.model.mtp_logits(mixed[-1:])[0]  # [V]
         check_finite(logits, "draft logits")
@@ -278,6 +311,31 @@ class Engine:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def next_turn(active: Iterable[Sequence]) -> list[Sequence]:
+    """The first sequence of the queue; if it decodes, the next one that does so too.
+
+    Two that share a step get two tokens for it. With a draft one of them alone would get one token
+    and, with the acceptance a < 1, another: less than two, for the same calls and the MTP module's
+    on top. So drafts are made for a sequence that is alone only (docs/reference/gpu-runtime.md).
+    """
+    queue = list(active)
+    partners = [other for other in queue[1:] if other.decodes and queue[0].decodes]
+    return [*queue[:1], *partners[: LANES - 1]]
+
+
+@contextmanager
+def _ending_on_errors(sequence: Sequence) -> Iterator[None]:
+    """What goes wrong inside ends this sequence and no other."""
+    try:
+        yield
+    except HostError as error:
+        _log.warning("request failed: %s", error)
+        sequence.finish("error", error.message)
+    except Exception as error:  # noqa: BLE001 - a defect must end one request, not the server
+        _log.exception("request failed")
+        sequence.finish("error", f"internal error: {type(error).__name__}: {error}")
 
 
 def _check_range(name: str, value: int, least: int, most: int) -> None:

@@ -1,13 +1,15 @@
 """From logits to tokens: greedy, sampled, and exact verification of a draft.
 
-Speculative sampling (arXiv 2211.17192) with the greedy draft as a point mass: the draft d is
-accepted with probability p(d); otherwise the token is drawn from p without d, renormalised. The
-token's distribution is then exactly p: MTP changes the speed of an answer, not what it may say.
+Every token is drawn from its own distribution p with one random number, whether a draft was made or
+not; a draft is accepted when it is the token that was drawn. With the greedy draft d as a point
+mass this is speculative sampling (arXiv 2211.17192): d is accepted with probability p(d), and a
+token that replaces it has the distribution p without d, renormalised. So MTP changes the speed of
+an answer and nothing else: with the same seed the tokens are the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +27,7 @@ class Choice:
 
 
 class Sampler:
-    """Picks the tokens of one request; its random numbers depend on nothing but the seed."""
+    """Picks the tokens of one request: one random number of the seed for each sampled token."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
@@ -43,24 +45,15 @@ class Sampler:
         return _choice(logits, self._draw(probabilities(logits, self.params)))
 
     def verify(self, logits: torch.Tensor, draft: int) -> Choice:
-        """The token at the draft's place: the draft itself if accepted, else another one."""
-        check_finite(logits, "logits")
-        if self.params.temperature == 0:
-            token = int(logits.argmax())
-            return _choice(logits, token, accepted_draft=token == draft)
-        chances = probabilities(logits, self.params)  # [V]
-        if self._uniform() < float(chances[draft]):
-            return _choice(logits, draft, accepted_draft=True)
-        chances[draft] = 0.0
-        return _choice(logits, self._draw(chances))
-
-    def _uniform(self) -> float:
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        """The token at the draft's place, and whether the draft is accepted."""
+        choice = self.choose(logits)
+        return replace(choice, accepted_draft=choice.token == draft)
 
     def _draw(self, chances: torch.Tensor) -> int:
         """An index by inverse distribution function; `chances` [V] need not sum to one."""
         cumulative = chances.cumsum(0)  # [V]
-        target = self._uniform() * float(cumulative[-1])
+        uniform = float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        target = uniform * float(cumulative[-1])
         index = int(torch.searchsorted(cumulative, target, right=True))
         if index >= chances.numel():  # rounding put the target on the very end
             index = int(chances.nonzero()[-1])
@@ -95,6 +88,5 @@ def check_finite(logits: torch.Tensor, what: str) -> None:
         )
 
 
-def _choice(logits: torch.Tensor, token: int, *, accepted_draft: bool = False) -> Choice:
-    logprob = float(logits[token] - logits.logsumexp(0))
-    return Choice(token, logprob, accepted_draft)
+def _choice(logits: torch.Tensor, token: int) -> Choice:
+    return Choice(token, float(logits[token] - logits.logsumexp(0)))

@@ -22,7 +22,8 @@ class Sequence:
     """A prompt, what has been generated, and the caches.
 
     Between steps the caches hold every known token but the last one; `draft` is the MTP module's
-    guess of the token after that, None without MTP and during prefill.
+    guess of the token after that, None if there is none. `behind` are hidden states [n, D] of the
+    newest positions that the MTP module has not followed yet.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class Sequence:
         self.cache: SequenceCache | None = None
         self.last_token: int | None = None
         self.draft: int | None = None
+        self.tokens = list(prompt)  # all known ones
+        self.behind: list[torch.Tensor] = []
         self.finished = False
         self.drafts_proposed = 0
         self.drafts_accepted = 0
@@ -54,19 +57,32 @@ class Sequence:
         """Positions that the caches may ever hold: a step at max_tokens - 1 may verify one more."""
         return len(self.prompt) + self.params.max_tokens
 
+    @property
+    def decodes(self) -> bool:
+        """The prompt is done: the next step is about one new token."""
+        return self.last_token is not None
+
+    @property
+    def behind_rows(self) -> int:
+        """Positions that the MTP module has not followed yet."""
+        return sum(len(rows) for rows in self.behind)
+
     def start(self) -> None:
         """Note the time of the first step."""
         if self._started_s is None:
             self._started_s = self._clock()
 
-    def next_inputs(self, chunk: int, device: torch.device) -> torch.Tensor:
-        """Tokens of the next step, int64 [n]: a prompt chunk, or the last token and the draft."""
+    def next_chunks(self, chunk: int, count: int, device: torch.device) -> list[torch.Tensor]:
+        """Up to `count` chunks of the prompt's next tokens, int64 [n] each, n <= `chunk`."""
         assert self.cache is not None
-        if self.last_token is None:
-            begin = self.cache.length
-            tokens = self.prompt[begin : begin + chunk]
-        else:
-            tokens = [self.last_token] if self.draft is None else [self.last_token, self.draft]
+        begin = self.cache.length
+        rest = self.prompt[begin : begin + count * chunk]
+        return list(torch.split(torch.tensor(rest, dtype=torch.int64, device=device), chunk))
+
+    def next_inputs(self, device: torch.device) -> torch.Tensor:
+        """Tokens of the next decode step, int64 [n]: the last token, and the draft if any."""
+        assert self.last_token is not None
+        tokens = [self.last_token] if self.draft is None else [self.last_token, self.draft]
         return torch.tensor(tokens, dtype=torch.int64, device=device)
 
     def emit(self, choice: Choice) -> None:
@@ -79,6 +95,7 @@ class Sequence:
             self._first_token_s = now_s
         self._last_token_s = now_s
         self.last_token = choice.token
+        self.tokens.append(choice.token)
         self.completion_tokens += 1
         self.handle.put(TokenEvent(choice.token, now_s, choice.accepted_draft, choice.logprob))
         if self.completion_tokens == self.params.max_tokens:
@@ -90,6 +107,7 @@ class Sequence:
         """Free the caches and send the last event."""
         self.finished = True
         self.cache = None
+        self.behind.clear()
         self.handle.put(FinishedEvent(reason, error, self._stats()))
 
     def _stats(self) -> RequestStats:

@@ -5,16 +5,20 @@ Shapes: n rows, D hidden size, k experts per token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
 from host_runtime.config import ModelConfig
 from host_runtime.experts.base import Experts
 from host_runtime.layers.attention import Attention
 from host_runtime.layers.cache import LayerCache
+from host_runtime.layers.leapfrog import StartedLayer
 from host_runtime.layers.mlp import Mlp
 from host_runtime.layers.router import Router
 from host_runtime.ops.norm import rms_norm
-from host_runtime.ops.rows import by_rows
+from host_runtime.ops.rows import by_rows, each_row
 from host_runtime.weights import WeightSource
 
 
@@ -44,20 +48,37 @@ class DecoderLayer:
         experts: Experts,
     ) -> torch.Tensor:
         """x [n, D] -> [n, D]; appends n positions to the cache."""
+        return self.start(x, cos, sin, [cache], experts).finish()
 
-        def attend(
-            x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            x = x + self.attention(rms_norm(x, self.input_norm, self.eps), cos, sin, cache)
-            return x, rms_norm(x, self.post_norm, self.eps)
+    def start(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        caches: Sequence[LayerCache],
+        experts: Experts,
+    ) -> StartedLayer:
+        """All but the routed experts, which are on their way when this returns.
 
-        x, hidden = by_rows(attend, x, cos, sin)  # [n, D] each
+        x [n, D] are n positions of one sequence (one cache), or one position each of n sequences
+        (n caches); each cache gets its positions.
+        """
+        attend = [partial(self._attend, cache) for cache in caches]
+        if len(caches) == 1:
+            x, hidden = by_rows(attend[0], x, cos, sin)  # [n, D] each
+        else:
+            x, hidden = each_row(attend, x, cos, sin)  # [n, D] each
         if self.router is None:
-            return x + self._mlp_rows(hidden)
+            return StartedLayer(x, self._mlp_rows(hidden), None)
         ids, weights = by_rows(self.router, hidden)  # [n, k] each
         pending = experts.submit(self.index, hidden, ids, weights)
-        shared = self._mlp_rows(hidden)  # [n, D], while the routed experts work
-        return x + (shared + pending.wait())
+        return StartedLayer(x, self._mlp_rows(hidden), pending)
+
+    def _attend(
+        self, cache: LayerCache, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x + self.attention(rms_norm(x, self.input_norm, self.eps), cos, sin, cache)
+        return x, rms_norm(x, self.post_norm, self.eps)
 
     def _mlp_rows(self, hidden: torch.Tensor) -> torch.Tensor:
         return by_rows(lambda row: (self.mlp(row),), hidden)[0]

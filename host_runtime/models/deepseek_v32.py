@@ -1,6 +1,7 @@
 """DeepSeek-V3.2 with its MTP module, float32.
 
     hidden = model.forward(tokens, cache, experts)     # tokens [n] -> [n, D], after the final norm
+    hidden = model.decode(tokens, caches, experts)     # one token each of n sequences
     logits = model.logits(hidden[-1:])                 # [1, vocabulary]
     draft = model.mtp_forward(hidden, next_tokens, cache, experts)   # (h_i, token i+1): token i+2
     draft_logits = model.mtp_logits(draft[-1:])
@@ -10,6 +11,7 @@ Shapes: n rows, D hidden size, R rope size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,7 @@ from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.experts.base import Experts
 from host_runtime.layers.cache import LayerCache
 from host_runtime.layers.decoder import DecoderLayer
+from host_runtime.layers.leapfrog import LayerStart, leapfrog
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_frequencies
 from host_runtime.ops.rows import by_rows
@@ -122,6 +125,43 @@ class DeepseekV32:
         x = F.embedding(tokens, self.embedding)  # [n, D]
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x = layer(x, cos, sin, layer_cache, experts)
+        return self._norm_rows(x, self.norm)
+
+    @torch.inference_mode()
+    def forward_chunks(
+        self, chunks: Sequence[torch.Tensor], cache: SequenceCache, experts: Experts
+    ) -> torch.Tensor:
+        """`forward` of one prompt chunk after the other, with the same bits; hidden states [n, D].
+
+        A chunk's attention runs while the experts of the chunk before work.
+        """
+        first, rotations = cache.length, []
+        for chunk in chunks:
+            rotations.append(self._rotation(first, chunk.shape[0]))
+            first += chunk.shape[0]
+
+        def starter(layer: DecoderLayer, own: LayerCache) -> LayerStart:
+            return lambda number, x: layer.start(x, *rotations[number], [own], experts)
+
+        starts = [starter(*pair) for pair in zip(self.layers, cache.layers, strict=True)]
+        outputs = leapfrog(starts, [F.embedding(chunk, self.embedding) for chunk in chunks])
+        return torch.cat([self._norm_rows(x, self.norm) for x in outputs])
+
+    @torch.inference_mode()
+    def decode(
+        self, tokens: torch.Tensor, caches: Sequence[SequenceCache], experts: Experts
+    ) -> torch.Tensor:
+        """Append one token to each of n sequences: tokens int64 [n] -> hidden states [n, D].
+
+        The routed experts get one call of n tokens per layer; each row's bits are those of a step
+        of its own.
+        """
+        rotations = [self._rotation(cache.length, 1) for cache in caches]
+        cos, sin = (torch.cat(parts) for parts in zip(*rotations, strict=True))  # [n, R / 2] each
+        x = F.embedding(tokens, self.embedding)  # [n, D]
+        for number, layer in enumerate(self.layers):
+            own = [cache.layers[number] for cache in caches]
+            x = layer.start(x, cos, sin, own, experts).finish()
         return self._norm_rows(x, self.norm)
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ Prefill chunks are cut the same in both modes and go through whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,8 +28,17 @@ def by_rows(
     count = tensors[0].shape[0]
     if count > ROWS_ALONE_MAX:
         return function(*tensors)
+    return each_row([function] * count, *tensors)
+
+
+def each_row(
+    functions: Sequence[Callable[..., tuple[torch.Tensor, ...]]], *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Row i of all tensors through functions[i], each row alone; outputs joined along rows."""
+    count = len(functions)
     outputs = [
-        function(*(_alone(tensor, row, count) for tensor in tensors)) for row in range(count)
+        function(*(_alone(tensor, row, count) for tensor in tensors))
+        for row, function in enumerate(functions)
     ]
     if count == 1:
         return outputs[0]

@@ -1,12 +1,13 @@
 """A stand-in for the model whose next-token distribution is known exactly: a Markov chain.
 
-It answers the engine's calls (forward, logits, mtp_forward, mtp_logits, caches with rollback) with
-a table, so that thousands of requests run in seconds and the engine's sampling can be tested
-against the true distribution.
+It answers the engine's calls (forward, forward_chunks, decode, logits, mtp_forward, mtp_logits,
+caches with rollback) with a table, so that thousands of requests run in seconds and the engine's
+sampling can be tested against the true distribution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -38,6 +39,17 @@ class MarkovModel:
         hidden = tokens[:, None].float()
         cache.layers[0].append(hidden, hidden, hidden)
         return hidden
+
+    def forward_chunks(
+        self, chunks: Sequence[torch.Tensor], cache: SequenceCache, experts: Experts
+    ) -> torch.Tensor:
+        return torch.cat([self.forward(chunk, cache, experts) for chunk in chunks])
+
+    def decode(
+        self, tokens: torch.Tensor, caches: Sequence[SequenceCache], experts: Experts
+    ) -> torch.Tensor:
+        rows = zip(torch.split(tokens, 1), caches, strict=True)
+        return torch.cat([self.forward(token, cache, experts) for token, cache in rows])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.table[hidden[:, 0].long()]
