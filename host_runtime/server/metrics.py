@@ -90,6 +90,7 @@ class Metrics:
             ("completion_tokens_total", "counter", "Tokens of answers", self.completion_tokens),
             ("mtp_drafts_total", "counter", "MTP drafts verified", self.drafts_proposed),
             ("mtp_accepted_total", "counter", "MTP drafts accepted", self.drafts_accepted),
+            ("shared_steps_total", "counter", "Decode steps of two requests", status.steps_shared),
             ("requests_active", "gauge", "Requests being decoded", status.active),
             ("requests_queued", "gauge", "Requests waiting", status.queued),
             ("ready", "gauge", "1 when every duck serves", int(status.ready)),

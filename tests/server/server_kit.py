@@ -125,7 +125,7 @@ class ScriptedEngine:
         """As Engine.status."""
         away = [f"{d.name}: {d.detail}" for d in self.ducks if not d.ready]
         reason = "; ".join(away) if self.running else "the engine is not running"
-        return EngineStatus(self.running and not away, reason, self.ducks, 1, 2)
+        return EngineStatus(self.running and not away, reason, self.ducks, 1, 2, steps_shared=7)
 
 
 def says(*parts: str | int, reason: str = "stop") -> Script:

@@ -338,6 +338,7 @@ def test_metrics_count_requests_tokens_drafts_times_and_ducks() -> None:
     assert metric(text, "duckctl_completion_tokens_total") == tokens
     assert metric(text, "duckctl_mtp_drafts_total") == 15
     assert metric(text, "duckctl_mtp_accepted_total") == 9
+    assert metric(text, "duckctl_shared_steps_total") == 7
     assert metric(text, 'duckctl_ttft_seconds_bucket{le="0.5"}') == 2
     assert metric(text, 'duckctl_ttft_seconds_bucket{le="0.25"}') == 0
     assert metric(text, "duckctl_tpot_seconds_count") == 2
