@@ -50,6 +50,8 @@ class ServeOptions:
     max_queue: int
     activations: str
     scrub_pause_s: float
+    poll: str
+    prefill_chunk: int | None
     device: str
     host_weights: Path | None
     kernel: str
@@ -100,6 +102,8 @@ def run_document(
         "max_queue": options.max_queue,
         "activation_dtype": options.activations,
         "scrub_pause_s": options.scrub_pause_s,
+        "poll": options.poll,
+        "prefill_chunk": options.prefill_chunk,
         "device": options.device,
         "host_weights": str(options.host_weights.absolute()) if options.host_weights else None,
         "threads": options.threads,

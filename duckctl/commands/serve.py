@@ -75,6 +75,36 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class Poll(StrEnum):
+    """How the host's threads wait for packets and calls."""
+
+    BLOCK = "block"
+    SLEEP = "sleep"
+    SPIN = "spin"
+
+
+InventoryOption = Annotated[
+    Path | None, typer.Option("--inventory", help="Inventory file.  [default: the lab's]")
+]
+ScrubOption = Annotated[
+    float,
+    typer.Option(
+        "--scrub-pause", min=0, help="Seconds between re-checked pieces of weights; 0: never."
+    ),
+]
+PollOption = Annotated[
+    Poll,
+    typer.Option("--poll", help="How the host waits; spin: a CPU per domain and lane to itself."),
+]
+ChunkOption = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-chunk",
+        min=1,
+        max=512,
+        help="Prompt tokens of one expert call.  [default: 512 on the card, 64 on the CPU]",
+    ),
+]
 DeviceOption = Annotated[
     Device, typer.Option("--device", help="Of attention: the card if it can be used, or the CPU.")
 ]
@@ -93,9 +123,7 @@ def serve(
     model_dir: str = typer.Argument(
         metavar="MODEL_DIR", help="Hugging Face model folder, or 'ducklet'."
     ),
-    inventory: Path | None = typer.Option(
-        None, "--inventory", help="Inventory file.  [default: the lab's]"
-    ),
+    inventory: InventoryOption = None,
     cache_dir: Path | None = typer.Option(None, "--cache-dir", help="As for shard-weights."),
     weight_format: WeightFormat = typer.Option(
         WeightFormat.FP9, "--format", help="Of the weights on the ducks."
@@ -116,9 +144,9 @@ def serve(
     ),
     max_queue: int = typer.Option(16, "--max-queue", min=1, help="Requests that may wait."),
     activations: Activations = typer.Option(Activations.F32, "--activations", help="On the wire."),
-    scrub_pause: float = typer.Option(
-        30.0, "--scrub-pause", min=0, help="Seconds between re-checked pieces of weights; 0: never."
-    ),
+    scrub_pause: ScrubOption = 30.0,
+    poll: PollOption = Poll.BLOCK,
+    prefill_chunk: ChunkOption = None,
     device: DeviceOption = Device.AUTO,
     host_weights: HostWeightsOption = None,
     kernel: Kernel = typer.Option(Kernel.AVX2, "--kernel", help="Kernel that the ducks run."),
@@ -163,6 +191,8 @@ def serve(
         max_queue=max_queue,
         activations=activations.value,
         scrub_pause_s=scrub_pause,
+        poll=poll.value,
+        prefill_chunk=prefill_chunk,
         device=device.value,
         host_weights=host_weights,
         kernel=kernel.value,

@@ -9,13 +9,16 @@ from typing import cast
 from host_runtime.config import load_config
 from host_runtime.cuda.capability import GpuUnavailableError, check_gpu
 from host_runtime.cuda.memory_plan import plan_memory
-from host_runtime.engine.engine import ACTIVE_MAX
+from host_runtime.engine.engine import ACTIVE_MAX, PREFILL_CHUNK_MAX
 from host_runtime.experts.local import LocalExperts
 from host_runtime.models import DeepseekV32, load_model
 from host_runtime.server.errors import StartupError
 from host_runtime.server.progress import say
 from host_runtime.server.run_config import RunConfig
 
+# Tokens of a prompt that go together if the run file does not say. The more, the fewer times ducks
+# read their weights; on the CPU a chunk holds up other users' tokens for long.
+PREFILL_CHUNK_CPU = 64
 _CACHE_BYTES_EACH = 2  # bf16
 _CONTEXT_MIN = 2
 
@@ -28,6 +31,7 @@ class HostPart:
     local_experts: LocalExperts | None
     max_context: int | None
     max_active: int
+    prefill_chunk: int
     close: Callable[[], None]
 
 
@@ -60,7 +64,12 @@ def load_host_part(config: RunConfig) -> HostPart:
         )
     loaded = load_model(config.model_dir, routed_experts=config.experts)
     return HostPart(
-        loaded.model, loaded.local_experts, config.max_context, ACTIVE_MAX, lambda: None
+        loaded.model,
+        loaded.local_experts,
+        config.max_context,
+        ACTIVE_MAX,
+        config.prefill_chunk or PREFILL_CHUNK_CPU,
+        lambda: None,
     )
 
 
@@ -76,7 +85,7 @@ def _on_card(config: RunConfig) -> HostPart:
     room = cache_room(plan.fitting_positions(card.free_bytes), plan.positions)
     if room.context < plan.positions:
         say(f"  the card has room for {room.context} of the model's {longest} positions")
-    model, local = load_gpu_model(
+    gpu, local = load_gpu_model(
         config.model_dir,
         routed_experts=config.experts,
         positions=room.context * room.sequences,
@@ -85,7 +94,9 @@ def _on_card(config: RunConfig) -> HostPart:
     )
     say(f"  on {card.name}: {room.sequences} sequences of up to {room.context} positions at once")
     # GpuModel offers what the engine uses of DeepseekV32 (docs/reference/gpu-runtime.md)
-    return HostPart(cast(DeepseekV32, model), local, room.context, room.sequences, model.close)
+    chunk = config.prefill_chunk or PREFILL_CHUNK_MAX
+    model = cast(DeepseekV32, gpu)
+    return HostPart(model, local, room.context, room.sequences, chunk, gpu.close)
 
 
 def cache_room(fitting: int, wanted: int) -> CacheRoom:

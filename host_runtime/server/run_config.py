@@ -52,11 +52,12 @@ class RunConfig(BaseModel):
     max_queue: Annotated[int, Field(ge=0, le=4096)] = 16
     activation_dtype: Literal["f32", "bf16", "fp8"] = "f32"
     result_dtype: Literal["f32"] = "f32"
+    poll: Literal["block", "sleep", "spin"] = "block"
     call_deadline_ms: Annotated[int, Field(ge=1, le=600_000)] = 3000
     scrub_pause_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     host_weights: Path | None = None
-    prefill_chunk: Annotated[int, Field(ge=1, le=512)] = 64
+    prefill_chunk: Annotated[int, Field(ge=1, le=512)] | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     faults: Faults | None = None
     api_key_file: Path | None = None

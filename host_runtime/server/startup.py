@@ -55,7 +55,7 @@ def start_machinery(config: RunConfig) -> Machinery:
             mtp=config.mtp,
             max_context=host.max_context,
             max_queue=config.max_queue,
-            prefill_chunk=config.prefill_chunk,
+            prefill_chunk=host.prefill_chunk,
             max_active=host.max_active,
         )
         engine.start()
@@ -81,6 +81,7 @@ def start_remote_experts(config: RunConfig, model: ModelConfig) -> Experts:
     options = RemoteOptions(
         activation_dtype=wire.Dtype[config.activation_dtype.upper()],
         result_dtype=wire.Dtype[config.result_dtype.upper()],
+        poll_policy=wire.PollPolicy[config.poll.upper()],
         call_deadline_ms=config.call_deadline_ms,
         scrub_pause_s=config.scrub_pause_s,
         faults=Faults(**config.faults.model_dump()) if config.faults else None,

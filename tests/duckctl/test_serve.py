@@ -226,7 +226,7 @@ def test_shard_and_serve_with_remote_experts(folder: LabFolder, tmp_path: Path) 
     server = Server(
         tmp_path / "tmp",
         *("--inventory", str(folder.inventory), "--cache-dir", str(tmp_path / "cache")),
-        *("--shard", "--threads", "1"),
+        *("--shard", "--threads", "1", "--poll", "sleep", "--prefill-chunk", "32"),
     )
     try:
         assert "not prime" in server.ask("Is 143 prime?")
@@ -238,6 +238,7 @@ def test_shard_and_serve_with_remote_experts(folder: LabFolder, tmp_path: Path) 
         private = next(server.temporary.glob("duckctl-*"))
         run = json.loads((private / "run.json").read_text(encoding="utf-8"))
         assert run["schema_version"] == 1
+        assert (run["poll"], run["prefill_chunk"]) == ("sleep", 32)
         assert (private / "run.json").stat().st_mode & 0o077 == 0
     finally:
         server.process.send_signal(signal.SIGTERM)

@@ -30,7 +30,8 @@ def write(folder: Path, document: object) -> Path:
 def test_a_minimal_run_file_gets_the_documented_defaults(tmp_path: Path) -> None:
     config = parse_run_file(write(tmp_path, MINIMAL))
     assert (config.host, config.port, config.mtp, config.max_queue) == ("127.0.0.1", 8000, True, 16)
-    assert (config.call_deadline_ms, config.prefill_chunk, config.threads) == (3000, 64, None)
+    assert (config.call_deadline_ms, config.prefill_chunk, config.threads) == (3000, None, None)
+    assert config.poll == "block"
     assert config.model_dir == DUCKLET
 
 
@@ -52,6 +53,7 @@ def test_a_full_run_file_is_read_and_relative_paths_start_at_its_folder(tmp_path
         "activation_dtype": "bf16",
         "result_dtype": "f32",
         "call_deadline_ms": 500,
+        "poll": "spin",
         "prefill_chunk": 32,
         "threads": 2,
         "faults": {"drop": 0.05, "duplicate": 0, "reorder": 0.05, "delay_us": 10, "seed": 3},
