@@ -36,7 +36,7 @@ def loaded() -> Any:
     model, _ = load_gpu_model(
         resolve_model_dir("ducklet"),
         routed_experts="remote",
-        positions=2048,
+        positions=8192,
         cache_dtype=torch.float32,
     )
     return model
