@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from host_runtime.config import ModelConfig
+from host_runtime.cuda.mailbox import Mailbox
 from host_runtime.ops.gpu.attend import SPLITS
-from host_runtime.ops.gpu.mailbox import FLAG_WORDS, SEQUENCE_WORDS
+from host_runtime.ops.gpu.mailbox import SEQUENCE_WORDS
 from host_runtime.ops.gpu.product import column_parts
 from host_runtime.ops.gpu.sample import greedy_parts
 
@@ -28,17 +29,6 @@ class Widths:
     middle: int  # gate, up and router
 
 
-class Mailbox:
-    """Pinned host memory that both sides see; see ops/gpu/mailbox.py for the protocol."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.flags = torch.zeros(FLAG_WORDS, dtype=torch.int32).pin_memory()
-        self.ids = torch.zeros(config.num_experts_per_tok, dtype=torch.int16).pin_memory()
-        self.weights = torch.zeros(config.num_experts_per_tok).pin_memory()
-        self.hidden = torch.zeros(config.hidden_size).pin_memory()
-        self.result = torch.zeros(1, config.hidden_size).pin_memory()
-
-
 class Lane:
     """Buffers of one lane. `mailbox` is None in a lane without routed experts (baselines)."""
 
@@ -51,7 +41,7 @@ class Lane:
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
         self.staged_state = torch.zeros(STATE_WORDS, dtype=torch.int32).pin_memory()
         self.sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=device)
-        self.mailbox = Mailbox(c)
+        self.mailbox = Mailbox(c.num_experts_per_tok, c.hidden_size)
         self.x = floats(1, c.hidden_size)  # residual
         self.normed = floats(1, c.hidden_size)
         self.hidden = floats(1, c.hidden_size)  # the MTP module's input

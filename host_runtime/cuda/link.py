@@ -21,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from host_runtime.cuda.mailbox import MailboxParts, memory_of
+from host_runtime.cuda.mailbox import Mailbox, memory_of
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts, LaneCalls, LaneExperts
 from host_runtime.ops.mailbox_words import ANSWERED, LAYER, POSTED
@@ -33,7 +33,7 @@ class HasMailbox(Protocol):
     """A lane: cuda/lane.py, or mailbox.HostLane."""
 
     @property
-    def mailbox(self) -> MailboxParts: ...
+    def mailbox(self) -> Mailbox: ...
 
 
 class CallLink:
@@ -83,7 +83,7 @@ class CallLink:
 class PythonLanes:
     """A Python thread per mailbox, for any experts. See base.LaneCalls."""
 
-    def __init__(self, mailboxes: Sequence[MailboxParts]) -> None:
+    def __init__(self, mailboxes: Sequence[Mailbox]) -> None:
         self.experts: Experts | None = None
         self._mailboxes = list(mailboxes)
         self._errors: list[Exception | None] = [None] * len(self._mailboxes)

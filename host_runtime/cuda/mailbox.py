@@ -6,7 +6,6 @@ The protocol is told in ops/gpu/mailbox.py. Needs neither a card nor Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -39,17 +38,7 @@ class HostLane:
     mailbox: Mailbox
 
 
-class MailboxParts(Protocol):
-    """What a mailbox consists of, see Mailbox."""
-
-    flags: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-    hidden: torch.Tensor
-    result: torch.Tensor
-
-
-def memory_of(box: MailboxParts) -> MailboxMemory:
+def memory_of(box: Mailbox) -> MailboxMemory:
     """Where the parts lie; valid as long as `box`."""
     return MailboxMemory(
         top_k=box.ids.numel(),

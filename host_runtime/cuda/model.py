@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from host_runtime.config import GenerationConfig, ModelConfig
-from host_runtime.cuda.lane import Lane, Mailbox, Widths
+from host_runtime.cuda.lane import Lane, Widths
 from host_runtime.cuda.layer import GpuLayer, wide_linear
 from host_runtime.cuda.link import CallLink
+from host_runtime.cuda.mailbox import Mailbox
 from host_runtime.cuda.parts import ends, mtp_parts
 from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
 from host_runtime.cuda.weights import GpuWeights
@@ -273,7 +274,8 @@ class GpuModel:
 
     def _warm_mailboxes(self) -> None:
         """Compile the two launches of a call on a mailbox that is answered beforehand."""
-        lane, spare = self.lanes[0], Mailbox(self.config)
+        c = self.config
+        lane, spare = self.lanes[0], Mailbox(c.num_experts_per_tok, c.hidden_size)
         sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=self.card)
         spare.flags[ANSWERED] = 1
         k = self.config.n_routed_experts
