@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from segments import DOMAINS, DUCKS_PER_DOMAIN, check_call, running_segments, why_not
+from segment_shelf import DOMAINS, DUCKS_PER_DOMAIN, check_call, running_segments
+from segments import why_not
 from transport_kit import (
     OPEN_MS,
     load_all,

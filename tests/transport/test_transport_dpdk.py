@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from segments import AF_PACKET, check_call, running_segments, why_not_dpdk
+from segment_shelf import check_call, running_segments
+from segments import AF_PACKET, why_not_dpdk
 from transport_kit import OPEN_MS, library, load_all, open_request, wait_until
 
 from host_runtime.transport import (
@@ -57,6 +58,29 @@ def test_unicast_calls(tmp_path: Path, echo_kernel: bytes) -> None:
             transport.session_open(range(3), open_request(), OPEN_MS)
             for _ in range(10):
                 check_call(transport, [0, 1, 2])
+
+
+def test_a_tap_device(tmp_path: Path, echo_kernel: bytes) -> None:
+    """A second driver: DPDK makes the interface, which is plugged into the switch. 1500 only: the
+    driver names 1,522 bytes as its longest frame, and DPDK refuses an MTU beyond that."""
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("there is no /dev/net/tun: the kernel has no tap interfaces")
+    device = "net_tap,iface=tap-{nic}"
+    with running_segments(tmp_path, echo_kernel, 1500, device=device) as (segments, shelf):
+        with segments.inside(segments.switch):
+            transport = shelf.transport()
+            for domain in range(2):
+                segments.plug_in(f"tap-nic{domain}", domain)
+        with transport:
+            load_all(transport, shelf)
+            transport.session_open(range(4), open_request(), OPEN_MS)
+            for _ in range(20):
+                check_call(transport, [0, 1, 2, 3])
+            transport.set_faults(Faults(seed=51, drop=0.05, duplicate=0.05, reorder=0.05))
+            for _ in range(20):
+                check_call(transport, [0, 1, 2, 3])
+            stats = [transport.domain_stats(domain) for domain in range(2)]
+            assert all(one.packets_received > 100 and one.damaged == 0 for one in stats)
 
 
 def test_a_link_goes_and_comes_back(tmp_path: Path, echo_kernel: bytes) -> None:

@@ -8,23 +8,21 @@ import os
 import secrets
 import shutil
 import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from real_duckd import DuckdProcess, new_key
-from transport_kit import Shelf, call, library, scale_call, scaled_sum
-
 from duckctl.native import native_path
-from host_runtime.transport import Transport
 
-ETHERTYPE_IPV4 = 0x0800
+ETHERTYPE_IPV4 = b"\x08\x00"
+ETH_P_ALL = 3
+SO_RCVBUFFORCE = 33
+SOL_PACKET, PACKET_STATISTICS = 263, 6  # linux/if_packet.h
+SNIFFER_BYTES = 256 << 20  # no more is taken than frames need
 # A frame must hold the MTU and fit the packet buffers, a block is whole frames and whole pages.
 AF_PACKET = "net_af_packet,iface={nic},framesz=9216,blocksz=36864,framecnt=512"
 CLONE_NEWNET = 0x40000000
-PORT = 7211
-DOMAINS, DUCKS_PER_DOMAIN = 2, 2
 
 
 def ip(*words: str) -> None:
@@ -51,9 +49,30 @@ def why_not() -> str:
 
 
 def why_not_dpdk() -> str:
-    if not (library().parent / "libduckdpdk.so").exists():
+    if not (native_path("libduckhost.so").parent / "libduckdpdk.so").exists():
         return "built without DPDK (libdpdk-dev)"
     return why_not()
+
+
+def _sniffer(port: str) -> socket.socket:
+    """Sees what comes in and goes out by one port of a switch."""
+    sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # nothing before it is bound
+    sniffer.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, SNIFFER_BYTES)
+    sniffer.bind((port, ETH_P_ALL))
+    sniffer.setblocking(False)
+    return sniffer
+
+
+def _drained(sniffer: socket.socket) -> list[bytes]:
+    """The IPv4 frames that it saw; it must not have lost any."""
+    frames = []
+    with sniffer:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                frames.append(sniffer.recv(64))
+        _, lost = struct.unpack("II", sniffer.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))
+    assert lost == 0, f"{lost} frames were not captured"
+    return [frame for frame in frames if frame[12:14] == ETHERTYPE_IPV4]
 
 
 class Segments:
@@ -63,12 +82,13 @@ class Segments:
     must get frames as they are on a wire, not what a sender wants to have cut into them.
     """
 
-    def __init__(self, mtu: int, domains: int = DOMAINS, *, bare: bool = False) -> None:
+    def __init__(self, mtu: int, domains: int, *, bare: bool = False) -> None:
         self.domains = domains
         self._bare = bare
         self._mark = secrets.token_hex(3)
         self._mtu = str(mtu)
         self._names: list[str] = []
+        self._ports: dict[int, list[str]] = {domain: [] for domain in range(domains)}
         self.switch = self._namespace("sw")
         self.host = self._namespace("host")
         for domain in range(domains):
@@ -86,6 +106,14 @@ class Segments:
             ip("-n", namespace, "link", "set", "eth0", "gso_max_segs", "1")
         return namespace, address
 
+    def plug_in(self, nic: str, domain: int) -> None:
+        """An interface of the switch namespace that carries somebody else's frames. It gets an
+        address of its own: what a bridge's ports are addressed by, the bridge keeps to itself."""
+        address = f"02:00:00:00:99:{domain:02x}"
+        ip("-n", self.switch, "link", "set", nic, "address", address, "mtu", self._mtu)
+        ip("-n", self.switch, "link", "set", nic, "master", f"br{domain}", "up")
+        self._ports[domain].append(nic)
+
     def set_host_link(self, domain: int, state: str) -> None:
         """The host's network card of a domain goes "down" or "up"."""
         ip("-n", self.host, "link", "set", f"nic{domain}", state)
@@ -102,26 +130,18 @@ class Segments:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[list[list[bytes]]]:
-        """The beginnings of the IPv4 frames that pass each domain's bridge, complete at the end."""
-        sniffers = []
+        """The beginnings of the IPv4 frames that pass any port of each domain's bridge, in and out;
+        complete at the end, or an AssertionError."""
         with self.inside(self.switch):
-            for domain in range(self.domains):
-                sniffer = socket.socket(
-                    socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE_IPV4)
-                )
-                sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-                sniffer.bind((f"br{domain}", ETHERTYPE_IPV4))
-                sniffer.setblocking(False)
-                sniffers.append(sniffer)
-        frames: list[list[bytes]] = [[] for _ in sniffers]
+            sniffers = [
+                (domain, _sniffer(port)) for domain, ports in self._ports.items() for port in ports
+            ]
+        frames: list[list[bytes]] = [[] for _ in range(self.domains)]
         try:
             yield frames
         finally:
-            for sniffer, found in zip(sniffers, frames, strict=True):
-                with contextlib.suppress(BlockingIOError):
-                    while True:
-                        found.append(sniffer.recv(64))
-                sniffer.close()
+            for domain, sniffer in sniffers:
+                frames[domain] += _drained(sniffer)
 
     @contextlib.contextmanager
     def in_host(self) -> Iterator[None]:
@@ -158,52 +178,7 @@ class Segments:
         peer = ["type", "veth", "peer", "name", nic, "mtu", self._mtu, "netns", namespace]
         ip("-n", self.switch, "link", "add", port, "mtu", self._mtu, *peer)
         ip("-n", self.switch, "link", "set", port, "master", f"br{domain}", "up")
+        self._ports[domain].append(port)
         if address is not None:
             ip("-n", namespace, "addr", "add", f"{address}/24", "brd", "+", "dev", nic)
         ip("-n", namespace, "link", "set", nic, "up")
-
-
-@contextlib.contextmanager
-def running_segments(
-    folder: Path,
-    kernel: bytes,
-    mtu: int,
-    domains: int = DOMAINS,
-    per_domain: int = DUCKS_PER_DOMAIN,
-    *,
-    device: str = "",
-) -> Iterator[tuple[Segments, Shelf]]:
-    """Ducks on their segments. ``device``: of a DPDK port, "{nic}" stands for the host's card."""
-    key = new_key()
-    segments = Segments(mtu, domains, bare=bool(device))
-    ducks: list[DuckdProcess] = []
-    try:
-        for index in range(domains * per_domain):
-            namespace, address = segments.add_duck(index // per_domain, index)
-            prefix = ("ip", "netns", "exec", namespace)
-            # Any address: a socket bound to its own would not hear broadcasts.
-            duck = DuckdProcess(
-                f"d{index + 1:02}", folder, key, native_path("duckd"), "0.0.0.0", PORT, prefix
-            )
-            ducks.append(duck)
-            duck.start()
-            duck.address = address
-        places = [index // per_domain for index in range(len(ducks))]
-        broadcast = {domain: f"10.21.{domain + 1}.255" for domain in range(domains)}
-        shelf = Shelf(folder, key, kernel, ducks, places, mtu, broadcast)
-        if device:
-            for domain in range(domains):
-                shelf.bind_addresses[domain] = f"10.21.{domain + 1}.1"
-                shelf.devices[domain] = device.format(nic=f"nic{domain}")
-        yield segments, shelf
-    finally:
-        for duck in ducks:
-            duck.kill()
-        segments.remove()
-
-
-def check_call(transport: Transport, ducks: list[int]) -> None:
-    values = np.arange(3000, dtype=np.float32) / np.float32(7)
-    np.testing.assert_array_equal(
-        call(transport, scale_call(values), len(values)), scaled_sum(values, ducks)
-    )
