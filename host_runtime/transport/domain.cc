@@ -57,12 +57,17 @@ int Domain::start(uint32_t bind_address, duckhost_error *error) {
             {bind_address, call_peer_.address != 0, options_.socket_buffer_bytes, !is_crowded_},
             error);
     if (inner == nullptr) return DUCKHOST_ERR_SYSTEM;
+    if (int code = use(std::move(inner), error)) return code;
+    thread_ = std::thread([this] { run(); });
+    return DUCKHOST_OK;
+}
+
+int Domain::use(std::unique_ptr<Port> inner, duckhost_error *error) {
     port_ = std::make_unique<FaultPort>(std::move(inner), peers_);
     is_shared_ = is_shared_ && port_->is_shareable();
     if (!refresh_domain_key())
         return fail(error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes: %s",
                     std::strerror(errno));
-    thread_ = std::thread([this] { run(); });
     return DUCKHOST_OK;
 }
 

@@ -52,6 +52,8 @@ class Domain {
     Link &add_duck(const duckhost_duck &config, uint32_t index, Peer peer);
     void set_call_peer(Peer peer) { call_peer_ = peer; } // broadcast
     int start(uint32_t bind_address, duckhost_error *error);
+    // In place of start(): without a thread of its own, help() takes the turns of a shared domain.
+    int use(std::unique_ptr<Port> inner, duckhost_error *error);
 
     // From any thread.
     void stop(); // ends the thread; everything under way ends with DUCKHOST_ERR_CLOSED

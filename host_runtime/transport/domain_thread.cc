@@ -30,10 +30,12 @@ constexpr uint64_t kHelpedMax = 5 * kHelped; // when that goes on and on
 // ---- other threads ------------------------------------------------------------------------------
 
 void Domain::stop() {
-    if (!thread_.joinable()) return;
-    is_stopping_.store(true);
+    if (port_ == nullptr || is_stopping_.exchange(true)) return;
     port_->wake();
-    thread_.join();
+    if (thread_.joinable())
+        thread_.join();
+    else
+        end_everything();
 }
 
 // Sends a call that was just published, or makes sure that somebody does.

@@ -101,8 +101,10 @@ void Domain::take_reply(Link &link, const duck_packet_header &header, const uint
                  link.address_text, message_type_text(op->type), whole_bytes, op->reply_bytes_max);
             return finish_request(link, request);
         }
-        std::memset(op->reply, 0, whole_bytes);
-        std::memcpy(op->reply, payload, header.payload_bytes);
+        if (whole_bytes > 0) { // else `reply` may be null
+            std::memset(op->reply, 0, whole_bytes);
+            std::memcpy(op->reply, payload, header.payload_bytes);
+        }
         op->reply_bytes = whole_bytes;
         op->reply_type = header.type;
         return finish_request(link, request);

@@ -1,55 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attacks the duck core with packets, time and a hostile kernel, and checks after every step that
- * it stayed within its rules:
- *   - no answer is longer than what asked for it (RESULT and the one FAULT that ends a session are
- * the stated exceptions);
- *   - no byte of a committed region changes without the region losing its "whole" mark;
- *   - the core comes to rest.
- * Memory errors are the sanitizers' to find: every packet, region and buffer is a heap block of its
- * exact size.
+ * it stayed within its rules (fuzz_rules.h), and that it comes to rest. The mutator knows the
+ * protocol and both keys (most of the code lies behind the MAC), joins new hosts with proofs right
+ * and wrong, and changes keys.
  *
- * As a program: fuzz_core SEED SECONDS, with a mutator that knows the protocol and both keys (most
- * of the code lies behind the MAC), joins new hosts with proofs right and wrong, and changes keys.
- * Built with -DFUZZ_LIBFUZZER it is a libFuzzer target instead: each input is one packet, which is
- * also tried with its MAC made right.
+ *     fuzz_core SEED SECONDS
+ *     fuzz_core SEED 0 FILE     writes the first steps as a script: a seed for fuzz_script.c
  */
 #include "check.h"
 #include "elf.h"
-#include "fake_host.h"
+#include "fuzz_rules.h"
+#include "fuzz_script.h"
 #include <string.h>
+#include <time.h>
 
-#define HOSTS 3
-static struct fake_host hosts[HOSTS];
-static uint64_t asked_bytes, answered_bytes, unasked_faults;
+/* ---- scripts of what happens, when they are wanted ------------------------------------------- */
 
-/* ---- one packet ------------------------------------------------------------------------------ */
+static struct script_writer script;
 
-/* Account for what the core sent since the last look. */
-static void look_at_answers(void) {
-    for (uint32_t i = 0; i < fake.sent_count; i++) {
-        struct duck_packet_header header = header_of(&fake.sent[i]);
-        CHECK_EQUAL(fake.sent[i].bytes, sizeof header + header.payload_bytes);
-        CHECK(fake.sent[i].bytes <= DUCK_WIRE_PACKET_BYTES_MAX);
-        if (header.type == DUCK_MSG_RESULT) continue;
-        answered_bytes += fake.sent[i].bytes;
-    }
-    unasked_faults = core.stats.sessions_faulted;
-    /* Refused calls (FAULT by the kernel's status) answer the CALL, but possibly a shorter one. */
-    uint64_t exceptions = (unasked_faults + core.stats.calls_finished + core.stats.calls_repeated +
-                           core.stats.results_resent) *
-                          (sizeof(struct duck_packet_header) + sizeof(struct duck_fault));
-    CHECK(answered_bytes <= asked_bytes + exceptions);
-    fake_forget_sent();
+static void note_packet(uint32_t host, bool by_domain, const struct duck_packet_header *header,
+                        const uint8_t *payload) {
+    const bool is_relative = header->type == DUCK_MSG_CALL || header->type == DUCK_MSG_NACK ||
+                             header->type == DUCK_MSG_QUERY;
+    const struct script_packet packet = {
+        .type = header->type,
+        .is_relative = is_relative,
+        .fragment_bytes = header->fragment_bytes,
+        .sequence = is_relative ? header->sequence - core.session.completed : header->sequence,
+        .message_bytes = header->message_bytes,
+        .fragment_index = header->fragment_index,
+        .payload_bytes = header->payload_bytes,
+    };
+    if (!script_step(&script, by_domain ? SCRIPT_DOMAIN : SCRIPT_SEALED, host)) return;
+    script_add(&script, &packet, sizeof packet);
+    script_add(&script, payload, header->payload_bytes);
 }
 
-static void deliver(const struct plat_peer *from, const uint8_t *packet, size_t bytes) {
-    uint8_t *copy = malloc(bytes != 0 ? bytes : 1);
-    CHECK(copy != NULL);
-    memcpy(copy, packet, bytes);
-    asked_bytes += bytes;
-    core_packet(&core, from, copy, bytes);
-    free(copy);
+static void note_kernel(uint32_t act, uint32_t value, uint32_t other) {
+    const struct script_kernel told = {act, value, other};
+    if (script_step(&script, SCRIPT_KERNEL, 0)) script_add(&script, &told, sizeof told);
+}
+
+static void pass_time(uint32_t microseconds) {
+    fake.now_ns += (uint64_t)microseconds * 1000u;
+    if (script_step(&script, SCRIPT_TIME, 0)) script_add(&script, &microseconds, 4);
 }
 
 /* ---- a mutator that knows the protocol ------------------------------------------------------- */
@@ -191,7 +186,7 @@ static uint32_t plausible_fragment(uint8_t type, struct duck_packet_header *head
 
 static struct fake_host *owner_of_session(void) {
     const struct core_association *owner = &core.association[core.session.owner];
-    for (uint32_t i = 0; i < HOSTS; i++)
+    for (uint32_t i = 0; i < FUZZ_HOSTS; i++)
         if (hosts[i].session == owner->session) return &hosts[i];
     return &hosts[0];
 }
@@ -204,7 +199,7 @@ static void send_mutated(void) {
         DUCK_MSG_CALL,  DUCK_MSG_CALL,       DUCK_MSG_CALL,  DUCK_MSG_CLOSE,   DUCK_MSG_REBOOT,
         DUCK_MSG_REKEY, DUCK_MSG_DOMAIN_KEY, DUCK_MSG_USAGE};
     static uint8_t packet[DUCK_WIRE_PACKET_BYTES_MAX + 64];
-    struct fake_host *host = &hosts[fake_below(HOSTS)];
+    struct fake_host *host = &hosts[fake_below(FUZZ_HOSTS)];
     uint8_t *payload = packet + sizeof(struct duck_packet_header);
     uint8_t type = types[fake_below(sizeof types)];
     /* What ends a session comes rarely, so that some of them get somewhere. */
@@ -241,14 +236,15 @@ static void send_mutated(void) {
     if (fake_below(4) == 0) put_field(payload, bytes);
     header.payload_bytes = (uint16_t)bytes;
     memcpy(packet, &header, sizeof header);
+    note_packet((uint32_t)(host - hosts), domain, &header, payload);
     uint32_t total = (uint32_t)sizeof header + bytes;
     if (fake_below(8) == 0) put_field(packet, sizeof header);
     if (fake_below(50) == 0) packet[6] = (uint8_t)fake_below(4);
     duck_seal(domain ? &host->domain_key : &host->send_key, packet, total);
     if (fake_below(30) == 0) packet[fake_below(total)] ^= (uint8_t)(1u << fake_below(8));
     if (fake_below(30) == 0) total = fake_below(total + 64);
-    deliver(&host->peer, packet, total);
-    if (fake_below(20) == 0) deliver(&host->peer, packet, total); /* replay */
+    fuzz_deliver(&host->peer, packet, total);
+    if (fake_below(20) == 0) fuzz_deliver(&host->peer, packet, total); /* replay */
 }
 
 /* A new host comes, with a proof that is right or has one bit changed, from its address or another.
@@ -277,7 +273,7 @@ static void join_anew(void) {
 }
 
 static void change_keys(void) {
-    struct fake_host *host = &hosts[fake_below(HOSTS)];
+    struct fake_host *host = &hosts[fake_below(FUZZ_HOSTS)];
     struct duck_rekey request = {.epoch = host->epoch + 1};
     uint8_t private_key[DUCK_WIRE_KEY_BYTES];
     plat_random(private_key, sizeof private_key);
@@ -291,7 +287,7 @@ static void send_noise(void) {
     uint32_t bytes = fake_below(fake_below(4) ? 400 : sizeof packet);
     for (uint32_t i = 0; i < bytes; i++) packet[i] = (uint8_t)fake_random();
     if (bytes >= 8 && fake_below(2)) memcpy(packet, "DUCK\1", 5);
-    deliver(&hosts[0].peer, packet, bytes);
+    fuzz_deliver(&hosts[0].peer, packet, bytes);
 }
 
 /* ---- the kernel and the clock ---------------------------------------------------------------- */
@@ -313,26 +309,17 @@ static void act_as_kernel(void) {
         break;
     case 2: mailbox->init_status = (int32_t)fake_below(3); break;
     default:
-        if (mailbox->init_status == DUCK_KERNEL_INIT_PENDING) mailbox->init_status = 0;
+        if (mailbox->init_status == DUCK_KERNEL_INIT_PENDING) {
+            mailbox->init_status = 0;
+            note_kernel(KERNEL_STARTS, 0, 0);
+        }
         if (fake_below(2) || mailbox->call_completed == mailbox->call_published) break;
         mailbox->call_completed++;
-        mailbox->slot[mailbox->call_completed % 4].output_bytes = fake_below(20000);
-        mailbox->slot[mailbox->call_completed % 4].status = fake_below(10) == 0;
+        struct duck_kernel_slot *slot = &mailbox->slot[mailbox->call_completed % 4];
+        slot->output_bytes = fake_below(20000);
+        slot->status = fake_below(10) == 0;
+        note_kernel(KERNEL_COMPLETES, slot->output_bytes, (uint32_t)slot->status);
     }
-}
-
-static void check_rules(void) {
-    look_at_answers();
-    for (uint32_t i = 0; i < DUCK_REGION_COUNT; i++) {
-        const struct core_region *region = &core.region[i];
-        CHECK((region->memory == NULL) == (region->bytes == 0));
-        CHECK(region->committed.count <= RANGES_MAX);
-        if (region->whole)
-            CHECK_EQUAL(region->bytes, ranges_first_gap(&region->committed, region->bytes));
-    }
-    CHECK(core.session.published - core.session.completed <= DUCK_WIRE_CALLS_IN_FLIGHT_MAX);
-    bool open = core.session.state == CORE_STARTING || core.session.state == CORE_SERVING;
-    CHECK_EQUAL(open, fake.session_runs);
 }
 
 /* ---- ELF files ------------------------------------------------------------------------------- */
@@ -359,30 +346,14 @@ static void fuzz_elf(void) {
 
 /* ---- the run --------------------------------------------------------------------------------- */
 
-static void begin(uint64_t seed) {
-    fake_core_start(seed);
-    asked_bytes = answered_bytes = 0;
-    for (uint16_t i = 0; i < HOSTS; i++) {
-        host_make(&hosts[i], (uint16_t)(1000 + i), true);
-        host_join(&hosts[i]);
-    }
-    uint8_t elf[1024];
-    uint32_t bytes = tiny_elf(elf);
-    host_load(&hosts[0], DUCK_REGION_KERNEL, elf, bytes);
-    host_open(&hosts[0], DUCK_OPEN_TAKEOVER);
-    fake_forget_sent();
-}
-
 static void one_round(uint64_t seed) {
-    begin(seed);
+    fuzz_join(seed);
+    fuzz_open();
     for (int step = 0; step < 2000; step++) {
         switch (fake_below(16)) {
         case 0: send_noise(); break;
-        case 1:
-            host_send_hello(&hosts[fake_below(HOSTS)]);
-            asked_bytes += sizeof(struct duck_packet_header) + sizeof(struct duck_hello);
-            break;
-        case 2: fake.now_ns += fake_below(2) ? fake_below(1000000) : fake_below(50000000); break;
+        case 1: fuzz_hello(&hosts[fake_below(FUZZ_HOSTS)]); break;
+        case 2: pass_time(fake_below(2) ? fake_below(1000) : fake_below(50000)); break;
         case 3: fuzz_elf(); break;
         case 5:
             if (fake_below(20) == 0) join_anew();
@@ -391,42 +362,22 @@ static void one_round(uint64_t seed) {
             if (fake_below(10) == 0) change_keys();
             break;
         case 4:
-            if (fake_below(100) == 0) fake.now_ns += UINT64_C(4000000000);
+            if (fake_below(100) == 0) pass_time(4000000);
             break;
         default: send_mutated();
         }
         act_as_kernel();
         core_tick(&core);
-        check_rules();
+        fuzz_check_rules();
     }
     core_settle();
-    check_rules();
+    fuzz_check_rules();
 }
-
-#ifdef FUZZ_LIBFUZZER
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    static uint8_t packet[10000];
-    if (bytes > sizeof packet) return 0;
-    begin(1);
-    deliver(&hosts[0].peer, data, bytes);
-    if (bytes >= sizeof(struct duck_packet_header)) {
-        memcpy(packet, data, bytes);
-        memcpy(packet + offsetof(struct duck_packet_header, session), &hosts[0].session, 4);
-        duck_seal(&hosts[0].send_key, packet, bytes);
-        deliver(&hosts[0].peer, packet, bytes);
-    }
-    act_as_kernel();
-    core_settle();
-    check_rules();
-    return 0;
-}
-#else
-#include <time.h>
 
 int main(int count, char **words) {
     uint64_t seed = count > 1 ? strtoull(words[1], NULL, 10) : 1;
     long seconds = count > 2 ? strtol(words[2], NULL, 10) : 5;
+    if (count > 3) script.file = fopen(words[3], "wb");
     time_t end = time(NULL) + seconds;
     uint64_t rounds = 0, calls = 0, sessions = 0, commits = 0;
     do {
@@ -439,9 +390,9 @@ int main(int count, char **words) {
         commits += core.stats.commits;
     } while (time(NULL) < end);
     fake_free();
+    if (script.file != NULL) fclose(script.file);
     printf("%llu rounds: %llu calls finished, %llu sessions opened, %llu commits\n",
            (unsigned long long)rounds, (unsigned long long)calls, (unsigned long long)sessions,
            (unsigned long long)commits);
     return 0;
 }
-#endif

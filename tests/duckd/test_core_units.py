@@ -11,6 +11,8 @@ import pytest
 from duckd_process import ROOT
 
 HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
+REPLAY = ROOT / "tests/tools/replay_inputs.c"
 RULES = ("test_core_network", "test_core_compute", "test_core_arrival", "test_core_bulk")
 FLAGS = [
     "-std=c11",
@@ -55,10 +57,12 @@ def compile_to(folder: Path, sources: list[Path]) -> list[Path]:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("core")
     sources = [*sorted((ROOT / "images/core").glob("*.c")), *SEAL]
-    common = compile_to(folder, [*sources, HERE / "fake_platform.c", HERE / "fake_host.c"])
+    common = compile_to(
+        folder, [*sources, *(HERE / f"{n}.c" for n in ("fake_platform", "fake_host", "fuzz_rules"))]
+    )
     built = {}
-    for name in (*RULES, "fuzz_core"):
-        own = compile_to(folder, [HERE / f"{name}.c"])
+    for name in (*RULES, "fuzz_core", "fuzz_script"):
+        own = compile_to(folder, [HERE / f"{name}.c", *([REPLAY] if name == "fuzz_script" else [])])
         built[name] = folder / name
         command: list[str | Path] = [
             "gcc",
@@ -95,6 +99,16 @@ def test_fuzz_same_seeds(programs: dict[str, Path]) -> None:
 @pytest.mark.slow
 def test_fuzz_new_seeds(programs: dict[str, Path]) -> None:
     run_fuzz(programs["fuzz_core"], secrets.randbits(40), 30)
+
+
+def test_kept_inputs(programs: dict[str, Path]) -> None:
+    """What long runs of tests/tools/fuzz.sh found worth keeping breaks no rule."""
+    inputs = sorted(CORPUS.iterdir())
+    assert len(inputs) > 100
+    command: list[str | Path] = [programs["fuzz_script"], *inputs]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == f"{len(inputs)} inputs\n"
 
 
 def test_core_is_freestanding(tmp_path: Path) -> None:

@@ -6,9 +6,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_kit import SanitizedObjects, build_sanitized, build_with_library
-from transport_kit import running_shelf
+from native_kit import (
+    FOLDER,
+    SanitizedObjects,
+    build_sanitized,
+    build_with_library,
+    compile_all,
+    link,
+    sanitizer_flags,
+)
+from transport_kit import ROOT, running_shelf
 
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
 RUN_S_MAX = 240
 LIES_S_MAX = 120
 
@@ -58,3 +68,22 @@ def test_sanitizers_find_nothing(
     program = build_sanitized("hostile", tmp_path, sanitizer, sanitized_objects)
     for seed in range(2, 5):
         run_hostile(program, seed, rounds=8)
+
+
+@pytest.mark.slow
+def test_kept_inputs(tmp_path: Path, sanitized_objects: SanitizedObjects) -> None:
+    """What long runs of tests/tools/fuzz.sh found worth keeping: lies of ducks, and frames."""
+    flags = sanitizer_flags("address,undefined")
+    sources = [
+        HERE / "fuzz_host.cc",
+        FOLDER / "dpdk/frame.cc",
+        ROOT / "tests/tools/replay_inputs.c",
+    ]
+    objects = compile_all(sources, tmp_path, flags)
+    program = link(tmp_path, "replay", flags, [*objects, *sanitized_objects("address,undefined")])
+    inputs = sorted(CORPUS.iterdir())
+    assert len(inputs) > 100
+    command = [str(program), *map(str, inputs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == f"{len(inputs)} inputs\n"
