@@ -47,7 +47,9 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void take(struct echo *echo, struct echo_lane *lane, int64_t now, int64_t duck_ns) {
+/* Times are read after the call was seen: those that were set before it was posted. */
+static void take(struct echo *echo, struct echo_lane *lane, int64_t now) {
+    int64_t duck_ns = atomic_load(&echo->duck_ns);
     int64_t start = now + atomic_load(&echo->wire_ns) / 2;
     if (start < echo->busy_until_ns) {
         start = echo->busy_until_ns;
@@ -74,18 +76,16 @@ static void answer(struct echo *echo, struct echo_lane *lane, int64_t now) {
 static void *serve(void *argument) {
     struct echo *echo = argument;
     while (!atomic_load_explicit(&echo->stop, memory_order_relaxed)) {
-        int64_t duck_ns = atomic_load(&echo->duck_ns);
-        int64_t half_wire_ns = atomic_load(&echo->wire_ns) / 2;
         for (int i = 0; i < echo->lane_count; i++) {
             struct echo_lane *lane = &echo->lanes[i];
             int32_t posted = atomic_load_explicit(&lane->flags[POSTED], memory_order_acquire);
             if (!lane->waiting && posted != lane->answered) {
                 lane->answered = posted;
-                take(echo, lane, now_ns(), duck_ns);
+                take(echo, lane, now_ns());
             }
             if (lane->waiting) {
                 int64_t now = now_ns();
-                if (now >= lane->event.end_ns + half_wire_ns) {
+                if (now >= lane->event.end_ns + atomic_load(&echo->wire_ns) / 2) {
                     answer(echo, lane, now);
                 }
             }
