@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * I210, I211, I225 and I226: one receive and one send queue of advanced descriptors, and what else
- * their ports have in common. Sections are those of the Intel Ethernet Controller I210 Datasheet (333016).
+ * their ports have in common. Sections are those of the Intel Ethernet Controller I210 Datasheet
+ * (333016).
  *
  * The device writes a finished descriptor back over the addresses, so each is written anew before
  * it is given away (7.1.4.3, 7.2.2; nic/intel_queues.h).
