@@ -60,6 +60,11 @@ sockaddr_in socket_address(const Peer &peer) {
 
 bool same_peer(const Peer &a, const Peer &b) { return a.address == b.address && a.port == b.port; }
 
+// Not on this system, or not by this route; a link that is down is something else.
+bool is_refused_segmentation(int error) {
+    return error == EINVAL || error == EIO || error == EMSGSIZE || error == EOPNOTSUPP;
+}
+
 class UdpPort final : public Port {
   public:
     UdpPort(int socket, int event, bool sends_slices)
@@ -220,7 +225,7 @@ class UdpPort final : public Port {
         const size_t messages = make_messages(count);
         int sent =
             sendmmsg(socket_.get(), transmit_head_, static_cast<unsigned>(messages), MSG_DONTWAIT);
-        if (sent < 0) return send_failed();
+        if (sent < 0) return send_failed(count);
         uint64_t bytes = 0;
         size_t packets = 0;
         for (int i = 0; i < sent; i++) {
@@ -286,24 +291,25 @@ class UdpPort final : public Port {
     // What was not sent stays in the queue, in the order in which it was made into messages.
     void keep_order(size_t count) { std::copy_n(ordered_, count, entry_ + entries_sent_); }
 
-    int send_failed() {
-        const bool was_segmented = transmit_head_[0].msg_hdr.msg_iovlen > 1;
+    int send_failed(size_t count) {
+        const size_t parts = transmit_head_[0].msg_hdr.msg_iovlen;
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return -1;
+        if (errno == EINTR) return 0;
         // An error that belongs to this packet (or an ICMP note about an earlier one): the
         // packet counts as lost, its repetition timer repairs it.
         if (errno == ECONNREFUSED) {
             read_error_queue();
             return 0;
         }
-        if (was_segmented) { // not on this system, or not by this route: each packet by itself
-            has_segmentation_ = false;
+        if (parts > 1 && is_refused_segmentation(errno)) {
+            has_segmentation_ = false; // each packet by itself
             return 0;
         }
-        counters_.send_errors.add();
-        if (errno == EMSGSIZE) counters_.too_large.add();
+        counters_.send_errors.add(parts);
+        if (errno == EMSGSIZE) counters_.too_large.add(parts);
         counters_.last_errno.set(static_cast<uint64_t>(errno));
-        keep_order(1); // the refused message has one part, and is first
-        return 1;
+        keep_order(count); // the refused message is first
+        return static_cast<int>(parts);
     }
 
     void read_error_queue() {

@@ -191,6 +191,11 @@ void plat_packet_send(const struct plat_peer *to, size_t bytes) {
 
 static bool has_segmentation = true; /* until the system, or a route, shows that it has not */
 
+/* A link that is down is something else. */
+static bool is_refused_segmentation(int error) {
+    return error == EINVAL || error == EIO || error == EMSGSIZE || error == EOPNOTSUPP;
+}
+
 /* Packets from `first` that may leave as one message, which the system cuts again (UDP_SEGMENT,
  * udp(7)): one peer, all equally long but the last, which may be shorter. */
 static unsigned packets_of_message(unsigned first, unsigned end) {
@@ -250,10 +255,11 @@ static void send_run(unsigned first, unsigned end) {
         if (errno == EAGAIN) {
             struct pollfd writable = {.fd = fd, .events = POLLOUT};
             if (poll(&writable, 1, SEND_WAIT_MS) <= 0) return;
-        } else if (message[0].msg_hdr.msg_iovlen > 1) {
+        } else if (message[0].msg_hdr.msg_iovlen > 1 && is_refused_segmentation(errno)) {
             has_segmentation = false; /* each packet by itself */
         } else {
-            first++; /* this one is refused (no route, an ICMP answer to an earlier one): go on */
+            /* this one is refused (no route, an ICMP answer to an earlier one): go on */
+            first += (unsigned)message[0].msg_hdr.msg_iovlen;
         }
     }
 }
