@@ -19,6 +19,7 @@ from host_runtime.cuda.capability import GpuUnavailableError, check_capability, 
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.cuda.pool import CachePool
 from host_runtime.errors import HostError
+from host_runtime.ops.gpu.compiled import SETTING, compiled
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="this machine has a CUDA card")
@@ -37,6 +38,18 @@ def test_old_cards_are_refused(capability: tuple[int, int]) -> None:
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_recent_cards_are_accepted(capability: tuple[int, int]) -> None:
     check_capability("recent card", capability)
+
+
+@pytest.mark.parametrize("value", ["", "cuda ", "none"])
+def test_unknown_kernels_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(SETTING, value)
+    with pytest.raises(HostError, match=f"{SETTING} is '{value}', expected cuda or triton"):
+        compiled.__wrapped__(torch.device("cpu"))
+
+
+def test_compiled_kernels_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "triton")
+    assert compiled.__wrapped__(torch.device("cuda")) is None  # before the card is looked for
 
 
 def test_full_size_plan_has_known_sizes() -> None:

@@ -9,6 +9,7 @@ Arguments are ctypes structures that mirror the ones in the source; the compiler
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ import torch
 from host_runtime.errors import HostError
 
 SOURCES = ("product.cu", "prepare.cu", "merge.cu", "norm.cu", "choose.cu", "mailbox.cu")
+SETTING = "DUCKCTL_GPU_KERNELS"
 HEADERS = ("support.cuh", "tiles.cuh", "codes.cuh", "plain.cuh", "route.cuh")
 _FOLDER = Path(__file__).parent
 # CUfunction_attribute
@@ -126,8 +128,14 @@ class Kernels:
 
 @cache
 def compiled(device: torch.device) -> Kernels | None:
-    """The kernels for this card, or None (and a warning) where they cannot be had."""
-    if device.type != "cuda":
+    """The kernels for this card, or None (and a warning) where they cannot be had.
+
+    DUCKCTL_GPU_KERNELS=triton leaves them out. HostError for other values than that and `cuda`.
+    """
+    wanted = os.environ.get(SETTING, "cuda")
+    if wanted not in ("cuda", "triton"):
+        raise HostError(f"{SETTING} is '{wanted}', expected cuda or triton")
+    if device.type != "cuda" or wanted == "triton":
         return None
     nvrtc, cuda = load_nvrtc(), _first_library(["libcuda.so.1"])
     try:
