@@ -107,11 +107,15 @@ def _run_in(
 ) -> _Ended:
     import ansible_runner
 
+    is_cancelled = False
+
     def cancel() -> bool:
-        if not limits.cancelled():
-            return False
-        folder.end_processes()
-        return True
+        """Asked again and again, also after the processes have ended: once true, always true."""
+        nonlocal is_cancelled
+        if not is_cancelled and limits.cancelled():
+            is_cancelled = True
+            folder.end_processes()
+        return is_cancelled
 
     def on_status(status: Mapping[str, Any], runner_config: Any) -> None:
         if status["status"] == "starting":

@@ -121,7 +121,12 @@ def test_streamed_and_whole_answers_are_equal(
     assert joined(documents) == choice["message"]["content"]
     assert joined(documents, "reasoning_content") == choice["message"].get("reasoning_content", "")
     assert finish_reason(documents) == choice["finish_reason"]
-    assert documents[-1]["usage"] == whole["usage"]
+    usages = [documents[-1]["usage"], whole["usage"]]
+    if "stop" in fields:  # the engine may verify another draft before it hears of the stop string
+        for usage in usages:
+            del usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            del usage["completion_tokens_details"]["rejected_prediction_tokens"]
+    assert usages[0] == usages[1]
 
 
 def test_ducklet_knows_that_143_is_not_prime_and_stop_strings_cut_its_answer(
