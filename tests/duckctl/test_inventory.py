@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import sys
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from duckctl.fleet_file import fleet_document
 from duckctl.inventory import InventoryError, Power, load_inventory
 
 ROOT = Path(__file__).resolve().parents[2]
+# Of the environment that runs the tests, which need not be on the PATH.
+ANSIBLE_INVENTORY = shutil.which("ansible-inventory", path=Path(sys.executable).parent)
 BAD = sorted((Path(__file__).parent / "bad_inventories").glob("*.yml"))
 SHELF = """
 all:
@@ -181,12 +184,12 @@ def test_warnings_name_what_bites_later(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("ansible-inventory") is None, reason="ansible-core not installed")
+@pytest.mark.skipif(ANSIBLE_INVENTORY is None, reason="ansible-core not installed")
 @pytest.mark.parametrize("name", ["rack32.yml", "lab.yml"])
 def test_ansible_reads_the_examples_too(name: str) -> None:
     path = ROOT / "inventory" / name
     result = subprocess.run(
-        ["ansible-inventory", "-i", str(path), "--list"],
+        [str(ANSIBLE_INVENTORY), "-i", str(path), "--list"],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert "[WARNING]" not in result.stderr
