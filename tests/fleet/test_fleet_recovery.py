@@ -10,14 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from duck_process import Duck, running_ducks, wait_until
+from duck_process import running_ducks, wait_until
 from random_experts import RandomExperts, random_call
+from serving_experts import serving
 
 from duckctl.native import native_path
 from host_runtime.experts.base import ExpertsUnavailableError
@@ -29,21 +28,6 @@ SEED = 31
 EXPERTS = RandomExperts(SEED, hidden=128, intermediate=128, experts=2)
 CALL = random_call(EXPERTS, SEED, 2, top_k=2)
 ERROR_S_MAX = 5.0
-
-
-@contextmanager
-def serving(
-    folder: Path, count: int, options: RemoteOptions | None = None
-) -> Iterator[tuple[list[Duck], RemoteExperts]]:
-    cache_file = EXPERTS.write_cache(folder / "cache", count)
-    with running_ducks(folder, count) as (ducks, fleet):
-        kernel, library = native_path("experts-avx2.elf"), native_path("libduckhost.so")
-        remote = RemoteExperts(fleet, cache_file, kernel, library, options)
-        try:
-            remote.start()
-            yield ducks, remote
-        finally:
-            remote.close()
 
 
 def all_ready(remote: RemoteExperts) -> bool:
@@ -83,7 +67,7 @@ def works_again(remote: RemoteExperts, expected: torch.Tensor) -> None:
 
 
 def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path) -> None:
-    with serving(tmp_path, 3) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 3) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         ducks[1].kill()
         error, seconds = call_until_error(remote)
@@ -104,7 +88,7 @@ def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path
 
 
 def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         ducks[0].signal(signal.SIGSTOP)  # a duck that hangs, with calls on their way to it
         pending = [remote.submit(1, *CALL) for _ in range(3)]
@@ -120,7 +104,7 @@ def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
 
 def test_a_killed_session_is_opened_again(tmp_path: Path) -> None:
     """The duck lives, the process that runs its kernel does not: named, loaded, opened again."""
-    with serving(tmp_path, 2) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         (child,) = Path(f"/proc/{ducks[1].pid}/task/{ducks[1].pid}/children").read_text().split()
         os.kill(int(child), signal.SIGKILL)
@@ -132,7 +116,7 @@ def test_a_killed_session_is_opened_again(tmp_path: Path) -> None:
 
 
 def test_probing_does_not_disturb_calls(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as (_, remote):
+    with serving(EXPERTS, tmp_path, 2) as (_, remote):
         expected = remote.submit(1, *CALL).wait()
         command = probe_command(tmp_path, "--stats", "--log", "d01")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
@@ -161,7 +145,7 @@ def test_a_duck_that_dies_while_it_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ducks_die_and_come_back_one_after_the_other(tmp_path: Path) -> None:
-    with serving(tmp_path, 3) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 3) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         ducks[0].kill()
         ducks[2].kill()
@@ -183,7 +167,7 @@ def test_two_ducks_die_and_come_back_one_after_the_other(tmp_path: Path) -> None
 
 def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
     """A duck that is back before its silence was long enough still has lost all it had."""
-    with serving(tmp_path, 2) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         ducks[1].kill()
         ducks[1].start()
@@ -194,7 +178,7 @@ def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_restarts_leave_nothing_behind(tmp_path: Path) -> None:
     options = RemoteOptions(call_deadline_ms=600)
-    with serving(tmp_path, 2, options) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2, options) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
         first = 0
         for number in range(6):
@@ -214,7 +198,7 @@ def test_a_duck_that_stays_away_costs_nothing(
 ) -> None:
     """No spinning and no growing log while a duck is gone."""
     options = RemoteOptions(call_deadline_ms=500)
-    with serving(tmp_path, 2, options) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2, options) as (ducks, remote):
         ducks[1].kill()
         call_until_error(remote)
         with caplog.at_level(logging.DEBUG, logger="host_runtime.fleet"):
@@ -232,7 +216,7 @@ def test_a_duck_that_stays_away_costs_nothing(
 
 @pytest.mark.slow
 def test_closing_while_a_duck_is_away_is_quick(tmp_path: Path) -> None:
-    with serving(tmp_path, 2) as (ducks, remote):
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
         ducks[1].kill()
         call_until_error(remote)
         started = time.monotonic()
@@ -244,7 +228,7 @@ def test_closing_while_a_duck_is_away_is_quick(tmp_path: Path) -> None:
 
 def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
     """REBOOT through the protocol, as `duckctl reboot` does it while the host is serving."""
-    with serving(tmp_path, 2) as (_, remote):
+    with serving(EXPERTS, tmp_path, 2) as (_, remote):
         expected = remote.submit(1, *CALL).wait()
         command = probe_command(tmp_path, "--reboot", "d02")
         done = subprocess.run(command, capture_output=True, text=True, check=True)

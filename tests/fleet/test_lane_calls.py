@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from duck_process import Duck, running_ducks, wait_until
+from duck_process import wait_until
 from emulated_card import Card
 from random_experts import RandomExperts, random_call
+from serving_experts import serving
 
-from duckctl.native import native_path
 from host_runtime import wire
+from host_runtime.bench.lanes import PythonOnly
 from host_runtime.cuda.link import CallLink, PythonLanes
 from host_runtime.cuda.mailbox import HostLane
 from host_runtime.errors import HostError
 from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError, PendingExperts
-from host_runtime.experts.remote import RemoteExperts, RemoteOptions
+from host_runtime.experts.remote import RemoteOptions
 from host_runtime.fleet.status import DuckState
 from host_runtime.transport import Faults
 
@@ -28,43 +29,6 @@ EXPERTS = RandomExperts(SEED)
 TOP_K = 3
 ERROR_S_MAX = 5.0
 Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@contextmanager
-def remote_experts(
-    folder: Path, count: int, options: RemoteOptions | None = None
-) -> Iterator[tuple[list[Duck], RemoteExperts]]:
-    cache_file = EXPERTS.write_cache(folder / "cache", count)
-    with running_ducks(folder, count) as (ducks, fleet):
-        kernel, library = native_path("experts-avx2.elf"), native_path("libduckhost.so")
-        remote = RemoteExperts(fleet, cache_file, kernel, library, options)
-        try:
-            remote.start()
-            yield ducks, remote
-        finally:
-            remote.close()
-
-
-class PlainExperts:
-    """The same experts without lanes of their own: Python threads must serve them."""
-
-    def __init__(self, experts: RemoteExperts) -> None:
-        self._experts = experts
-
-    def submit(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        expert_ids: torch.Tensor,
-        expert_weights: torch.Tensor,
-    ) -> PendingExperts:
-        return self._experts.submit(layer, hidden, expert_ids, expert_weights)
-
-    def status(self) -> list[DuckStatus]:
-        return self._experts.status()
-
-    def close(self) -> None:
-        """The owner closes them."""
 
 
 @contextmanager
@@ -98,8 +62,8 @@ def test_all_ways_give_the_same_bits(
     faults = Faults(seed=SEED, drop=0.05, duplicate=0.05, reorder=0.05)
     options = RemoteOptions(activation_dtype=activation, result_dtype=result, faults=faults)
     card = Card(TOP_K, EXPERTS.hidden)
-    with remote_experts(tmp_path, 3, options) as (_, remote), linked(card) as link:
-        for experts in (remote, PlainExperts(remote)):
+    with serving(EXPERTS, tmp_path, 3, options) as (_, remote), linked(card) as link:
+        for experts in (remote, PythonOnly(remote)):
             for step in range(4):
                 with link.serving(experts):
                     for number in range(6):
@@ -118,9 +82,9 @@ def test_a_wrong_call_ends_its_lane_only(tmp_path: Path) -> None:
     not, and the next step is as if nothing had been."""
     card = Card(TOP_K, EXPERTS.hidden)
     hidden, ids, weights = one_row(1)
-    with remote_experts(tmp_path, 2) as (_, remote), linked(card) as link:
+    with serving(EXPERTS, tmp_path, 2) as (_, remote), linked(card) as link:
         good = remote.submit(1, hidden, ids, weights).wait()
-        for experts in (remote, PlainExperts(remote)):
+        for experts in (remote, PythonOnly(remote)):
             for layer, wrong_ids, words in (
                 (1, ids + EXPERTS.experts, "expert id"),
                 (77, ids, "layer 77 has no experts"),
@@ -141,7 +105,7 @@ def test_a_dead_duck_is_named_and_the_card_gets_answers(tmp_path: Path) -> None:
     options = RemoteOptions(call_deadline_ms=500)
     card = Card(TOP_K, EXPERTS.hidden)
     call = one_row(2)
-    with remote_experts(tmp_path, 2, options) as (ducks, remote), linked(card) as link:
+    with serving(EXPERTS, tmp_path, 2, options) as (ducks, remote), linked(card) as link:
         with link.serving(remote):
             card.post(0, 1, *call)
             good = card.result(0)
@@ -169,7 +133,7 @@ def test_threads_sleep_between_steps_and_end_with_the_experts(tmp_path: Path) ->
     """Without a step nothing is answered and no processor time is used."""
     card = Card(TOP_K, EXPERTS.hidden)
     call = one_row(3)
-    with remote_experts(tmp_path, 1) as (_, remote), linked(card) as link:
+    with serving(EXPERTS, tmp_path, 1) as (_, remote), linked(card) as link:
         with link.serving(remote):
             card.post(0, 1, *call)
             good = card.result(0)
@@ -187,7 +151,7 @@ def test_threads_sleep_between_steps_and_end_with_the_experts(tmp_path: Path) ->
 
 def test_traced_calls_of_lanes_have_their_layer_and_wait(tmp_path: Path) -> None:
     card = Card(TOP_K, EXPERTS.hidden)
-    with remote_experts(tmp_path, 2) as (_, remote), linked(card) as link:
+    with serving(EXPERTS, tmp_path, 2) as (_, remote), linked(card) as link:
         remote.set_trace(16)
         with link.serving(remote):
             for number in range(3):

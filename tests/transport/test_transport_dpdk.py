@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from segment_shelf import check_call, running_segments
 from segments import AF_PACKET, why_not_dpdk
-from transport_kit import OPEN_MS, library, load_all, open_request, wait_until
+from transport_kit import OPEN_MS, Shelf, library, load_all, open_request, wait_until
 
 from host_runtime.transport import (
     DomainEndpoint,
@@ -29,6 +29,19 @@ def _needs_dpdk() -> None:
         pytest.skip(reason)
 
 
+def check_calls_and_faults(transport: Transport, shelf: Shelf) -> None:
+    """Two domains of two ducks: loading, broadcast calls, then with loss, duplicates, disorder."""
+    load_all(transport, shelf)
+    transport.session_open(range(4), open_request(), OPEN_MS)
+    for _ in range(20):
+        check_call(transport, [0, 1, 2, 3])
+    transport.set_faults(Faults(seed=51, drop=0.05, duplicate=0.05, reorder=0.05))
+    for _ in range(20):
+        check_call(transport, [0, 1, 2, 3])
+    stats = [transport.domain_stats(domain) for domain in range(2)]
+    assert all(one.packets_received > 100 and one.damaged == 0 for one in stats)
+
+
 @pytest.mark.parametrize("mtu", [1500, 9000])
 def test_calls_and_faults(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
     """Two domains of two ducks: loading, broadcast calls, then with loss, duplicates, disorder."""
@@ -36,15 +49,7 @@ def test_calls_and_faults(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
         with segments.in_host():
             transport = shelf.transport()
         with transport:
-            load_all(transport, shelf)
-            transport.session_open(range(4), open_request(), OPEN_MS)
-            for _ in range(20):
-                check_call(transport, [0, 1, 2, 3])
-            transport.set_faults(Faults(seed=51, drop=0.05, duplicate=0.05, reorder=0.05))
-            for _ in range(20):
-                check_call(transport, [0, 1, 2, 3])
-            stats = [transport.domain_stats(domain) for domain in range(2)]
-            assert all(one.packets_received > 100 and one.damaged == 0 for one in stats)
+            check_calls_and_faults(transport, shelf)
 
 
 def test_unicast_calls(tmp_path: Path, echo_kernel: bytes) -> None:
@@ -72,15 +77,7 @@ def test_a_tap_device(tmp_path: Path, echo_kernel: bytes) -> None:
             for domain in range(2):
                 segments.plug_in(f"tap-nic{domain}", domain)
         with transport:
-            load_all(transport, shelf)
-            transport.session_open(range(4), open_request(), OPEN_MS)
-            for _ in range(20):
-                check_call(transport, [0, 1, 2, 3])
-            transport.set_faults(Faults(seed=51, drop=0.05, duplicate=0.05, reorder=0.05))
-            for _ in range(20):
-                check_call(transport, [0, 1, 2, 3])
-            stats = [transport.domain_stats(domain) for domain in range(2)]
-            assert all(one.packets_received > 100 and one.damaged == 0 for one in stats)
+            check_calls_and_faults(transport, shelf)
 
 
 def test_a_link_goes_and_comes_back(tmp_path: Path, echo_kernel: bytes) -> None:
