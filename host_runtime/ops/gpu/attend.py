@@ -3,7 +3,8 @@
 Shapes: H heads, L latent, R rope, V value size, S splits, K selected positions.
 
 Each program attends a block of heads to one part of the positions; a second launch merges the parts
-in order and applies W_uv. What a part covers depends on the number of positions alone, and the
+in order and applies W_uv. bf16 caches of V3.2's width are attended in CUDA C++ (attend.cu),
+all others in Triton. What a part covers depends on the number of positions alone, and the
 gathered form cuts the list of positions the same way: where all positions are selected, both forms
 give the same bits.
 """
@@ -16,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from host_runtime.ops.gpu.compiled import compiled
+from host_runtime.ops.gpu.compiled import Kernels, compiled
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -29,7 +30,20 @@ from host_runtime.ops.matrix import Matrix
 
 SPLITS = 16
 _HEADS, _POSITIONS = 16, 64  # per program, and of these at once in bf16
-_MERGE_THREADS, _MERGE_SHARES = 256, 4  # as in merge.cu; programs that share a head's values
+_LATENT, _WIDTH, _THREADS = 512, 576, 256  # as in attend.cu
+_ROWS = (128, 64)  # positions at once
+_MERGE_THREADS, _LATENT_MAX, _VALUE_MAX = 512, 512, 128  # as in merge.cu
+
+
+class Attend(ctypes.Structure):
+    """See attend.cu."""
+
+    _fields_ = (
+        ("state", ctypes.c_void_p), ("query", ctypes.c_void_p), ("kv", ctypes.c_void_p),
+        ("selected", ctypes.c_void_p), ("parts", ctypes.c_void_p), ("sums", ctypes.c_void_p),
+        ("heads", ctypes.c_int), ("splits", ctypes.c_int), ("selected_size", ctypes.c_int),
+        ("scale", ctypes.c_float),
+    )  # fmt: skip
 
 
 class Merge(ctypes.Structure):
@@ -37,9 +51,8 @@ class Merge(ctypes.Structure):
 
     _fields_ = (
         ("parts", ctypes.c_void_p), ("sums", ctypes.c_void_p), ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p), ("out", ctypes.c_void_p), ("splits", ctypes.c_int),
-        ("heads", ctypes.c_int), ("nope", ctypes.c_int), ("value", ctypes.c_int),
-        ("latent", ctypes.c_int), ("shares", ctypes.c_int),
+        ("scale", ctypes.c_void_p), ("out", ctypes.c_void_p), ("heads", ctypes.c_int),
+        ("nope", ctypes.c_int), ("value", ctypes.c_int), ("latent", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -61,6 +74,19 @@ def attend(
     heads, width = query.shape
     require(kv_cache.shape[1] == width, "attend", f"cache width {kv_cache.shape[1]}, query {width}")
     require(parts.shape == (SPLITS, heads, latent), "attend", f"parts {list(parts.shape)}")
+    kernels = compiled(query.device)
+    rows = _rows_at_once(kernels) if kernels is not None else 0
+    if kernels is not None and rows and _is_compiled_shape(query, kv_cache, latent):
+        argument = Attend(
+            state.data_ptr(), query.data_ptr(), kv_cache.data_ptr(),
+            selected.data_ptr() if selected is not None else None, parts.data_ptr(),
+            sums.data_ptr(), heads, SPLITS, selected.shape[0] if selected is not None else 0, scale,
+        )  # fmt: skip
+        kernels.launch(
+            "attend.cu", f"attend_{rows}", -(-heads // _HEADS) * SPLITS, _THREADS,
+            _shared_bytes(rows), [argument],
+        )  # fmt: skip
+        return
     exact = kv_cache.dtype == torch.float32
     _attend_kernel[(-(-heads // _HEADS), SPLITS)](
         state, query, kv_cache, selected if selected is not None else state, scale, parts, sums,
@@ -78,16 +104,13 @@ def merge_values(
     _, heads, latent = parts.shape
     value = out.shape[1]
     kernels = compiled(parts.device)
-    if kernels is not None and kv_b.codes.data_ptr() % 16 == 0 and latent % 16 == 0:
+    fits = latent <= _LATENT_MAX and value <= _VALUE_MAX and latent % 16 == 0
+    if kernels is not None and fits and kv_b.codes.data_ptr() % 16 == 0:
         merge = Merge(
             parts.data_ptr(), sums.data_ptr(), kv_b.codes.data_ptr(), kv_b.scale.data_ptr(),
-            out.data_ptr(), SPLITS, heads, nope, value, latent, _MERGE_SHARES,
+            out.data_ptr(), heads, nope, value, latent,
         )  # fmt: skip
-        chunks, rows = -(-latent // 512), -(-value // _MERGE_SHARES)
-        shared = chunks * 512 * (4 + rows) + (rows * -(-latent // 128) + 3) * 4
-        kernels.launch(
-            "merge.cu", "merge_values", heads * _MERGE_SHARES, _MERGE_THREADS, shared, [merge]
-        )
+        kernels.launch("merge.cu", "merge_values", heads, _MERGE_THREADS, 0, [merge])
         return
     _merge_kernel[(heads,)](
         parts, sums, kv_b.codes, kv_b.scale, out,
@@ -95,6 +118,22 @@ def merge_values(
         BV=min(32, power_of_two(value)), SPLITS=SPLITS, NATIVE=native_fp8(parts.device),
         num_warps=4, **launch_options(parts.device),
     )  # fmt: skip
+
+
+def _is_compiled_shape(query: torch.Tensor, kv_cache: torch.Tensor, latent: int) -> bool:
+    sizes = (query.shape[1], latent, kv_cache.dtype) == (_WIDTH, _LATENT, torch.bfloat16)
+    return sizes and (query.data_ptr() | kv_cache.data_ptr()) % 16 == 0
+
+
+def _rows_at_once(kernels: Kernels) -> int:
+    """Positions whose cache rows a block's shared memory holds; 0 if none of the kernels fits."""
+    return next((n for n in _ROWS if _shared_bytes(n) <= kernels.shared_per_block), 0)
+
+
+def _shared_bytes(rows: int) -> int:
+    """Of `Shared` in attend.cu: cache rows and queries, weights, scores, sums, positions."""
+    wide = 2 * (rows + _HEADS) * (_WIDTH + 8)
+    return wide + _HEADS * (2 * (rows + 8) + 4 * (rows + 4) + 12) + 4 * rows
 
 
 @triton.jit

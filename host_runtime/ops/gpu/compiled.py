@@ -20,7 +20,9 @@ import torch
 
 from host_runtime.errors import HostError
 
-SOURCES = ("product.cu", "prepare.cu", "merge.cu", "norm.cu", "choose.cu", "mailbox.cu")
+SOURCES = (
+    "product.cu", "prepare.cu", "attend.cu", "merge.cu", "norm.cu", "choose.cu", "mailbox.cu",
+)  # fmt: skip
 SETTING = "DUCKCTL_GPU_KERNELS"
 HEADERS = ("support.cuh", "tiles.cuh", "codes.cuh", "plain.cuh", "route.cuh")
 _FOLDER = Path(__file__).parent
@@ -174,7 +176,7 @@ def argument_sizes() -> dict[str, int]:
     from host_runtime.ops.gpu import attend, index, mailbox, norm, prepare, product
 
     found = (
-        product.Product, product.Route, prepare.Prepare, attend.Merge,
+        product.Product, product.Route, prepare.Prepare, attend.Attend, attend.Merge,
         norm.AddNorm, index.Choice, mailbox.Addition,
     )  # fmt: skip
     return {one.__name__: ctypes.sizeof(one) for one in found}

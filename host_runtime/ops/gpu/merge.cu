@@ -1,17 +1,19 @@
-/* Attention's parts merged in order, times W_uv (attend.py). A head's value rows are shared by
- * `shares` blocks, whose weights are asked for before the block waits. */
+/* Attention's parts merged in order, times W_uv (attend.py). A block a head, whose weights its
+ * threads hold in registers before it waits. */
 #include "support.cuh"
 
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / LANES;
-constexpr int SPLITS_MAX = 16;
+constexpr int WARPS = 16;
+constexpr int THREADS = WARPS * LANES;
+constexpr int SPLITS = 16;
+constexpr int LATENT_MAX = 512; /* a column a thread, 16 columns of W_uv a lane */
+constexpr int HELD = 8;         /* rows of W_uv a warp */
 
 struct Merge {
-    const float *parts, *sums; /* [splits, heads, latent]; [splits, heads, 2]: maximum, sum */
+    const float *parts, *sums; /* [SPLITS, heads, latent]; [SPLITS, heads, 2]: maximum, sum */
     const u8 *codes;           /* kv_b [heads * (nope + value), latent] */
     const float *scale;
     float *out; /* [heads, value] */
-    int splits, heads, nope, value, latent, shares;
+    int heads, nope, value, latent;
 };
 static_assert(sizeof(Merge) == MERGE_BYTES, "attend.py");
 
@@ -26,75 +28,100 @@ __device__ __forceinline__ float part_factor(float best, float total) {
     return factor / warp_sum(factor * total);
 }
 
-/* mixed [latent]: the parts' weighted sum, where lane l's 16 columns from 512 j + 16 l on lie in
- * units of 4 at [j][unit][l]. Every warp finds the factors for itself while its parts come. */
-__device__ __forceinline__ void mix(const Merge &m, int head, float *mixed) {
-    int lane = threadIdx.x % LANES;
-    const float *sums = m.sums + (lane * m.heads + head) * 2;
-    float2 own = lane < m.splits ? load_2(sums) : float2{-INFINITE, 0};
-    float factor = 0.0f;
-    i64 stride = (i64)m.heads * m.latent;
-    for (int begin = 0; begin < m.latent; begin += THREADS * 2) {
-        int l = begin + threadIdx.x * 2;
-        const float *from = m.parts + (i64)head * m.latent + l;
-        float2 part[SPLITS_MAX], sum = {0, 0};
+/* mixed [latent]: the parts' weighted sum, where lane l's 16 columns from 16 l on lie in units of 4
+ * at [unit][l]. Every warp finds the factors for itself while the parts come. */
+__device__ __forceinline__ void mix(const Merge &m, float (*part)[LATENT_MAX], float *mixed) {
+    int lane = threadIdx.x % LANES, column = threadIdx.x, head = blockIdx.x;
+    constexpr int UNITS = LATENT_MAX / 4, ROWS = THREADS / UNITS;
+    const float *from = m.parts + (i64)head * m.latent + column % UNITS * 4;
 #pragma unroll
-        for (int s = 0; s < SPLITS_MAX; s++) {
-            bool inside = s < m.splits && l < m.latent;
-            part[s] = inside ? load_2(from + s * stride) : float2{0, 0};
-        }
-        if (begin == 0) factor = part_factor(own.x, own.y);
-#pragma unroll
-        for (int s = 0; s < SPLITS_MAX; s++) {
-            float part_factor = __shfl_sync(0xFFFFFFFFu, factor, s);
-            sum.x = fmaf(part[s].x, part_factor, sum.x);
-            sum.y = fmaf(part[s].y, part_factor, sum.y);
-        }
-        int in_row = l % 512;
-        float *to = mixed + l - in_row + (in_row % 16 / 4 * LANES + in_row / 16) * 4 + l % 4;
-        if (l < m.latent) *(float2 *)to = sum;
+    for (int s = threadIdx.x / UNITS; s < SPLITS; s += ROWS) {
+        bool valid = column % UNITS * 4 < m.latent;
+        const float *row = from + (i64)s * m.heads * m.latent;
+        copy_16(shared_address(&part[s][column % UNITS * 4]), valid ? row : m.parts, valid);
     }
+    commit_copies();
+    float2 own = {-INFINITE, 0};
+    if (lane < SPLITS) own = load_2(m.sums + (lane * m.heads + head) * 2);
+    float factor = part_factor(own.x, own.y), sum = 0.0f;
+    wait_for_copies<0>();
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < SPLITS; s++) {
+        sum = fmaf(part[s][column], __shfl_sync(0xFFFFFFFFu, factor, s), sum);
+    }
+    mixed[(column % 16 / 4 * LANES + column / 16) * 4 + column % 4] = sum;
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) merge_values(Merge m) {
-    extern __shared__ __align__(16) u8 shared[];
-    int head = blockIdx.x / m.shares, share = blockIdx.x % m.shares;
-    int begin = m.value * share / m.shares, end = m.value * (share + 1) / m.shares;
-    int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    int rows = (512 + m.latent - 1) / 512; /* of 512 columns, of which a lane has 16 */
-    int first = head * (m.nope + m.value) + m.nope, column_blocks = (m.latent + 127) / 128;
-    float *mixed = (float *)shared, *scales = mixed + rows * 512; /* [row][column block] */
-    int scale_floats = ((end - begin) * column_blocks + 3) / 4 * 4;
-    u8 *codes = (u8 *)(scales + scale_floats) + lane * 16;
-    release_next();
-    for (int v = begin + warp; v < end; v += WARPS) {
-        for (int j = 0; j < rows; j++) {
-            int column = j * 512 + lane * 16;
-            bool valid = column < m.latent;
-            const u8 *from = valid ? m.codes + (i64)(first + v) * m.latent + column : m.codes;
-            copy_16(shared_address(codes + ((v - begin) * rows + j) * 512), from, valid);
+/* 16 codes times 16 floats. */
+__device__ __forceinline__ float dot_16(uint4 codes, const float4 *x) {
+    const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 low, high;
+        float w0, w1, w2, w3;
+        halves_of_4(words[i], low, high);
+        unpack_half2(low, w0, w1);
+        unpack_half2(high, w2, w3);
+        even = fmaf(w0, x[i].x, even);
+        odd = fmaf(w1, x[i].y, odd);
+        even = fmaf(w2, x[i].z, even);
+        odd = fmaf(w3, x[i].w, odd);
+    }
+    return even + odd;
+}
+
+/* The warp's sum of 8 values in a fixed order: lane l gets that of value l / 4. */
+__device__ __forceinline__ float sum_of_8(float *value) {
+    int lane = threadIdx.x % LANES;
+#pragma unroll
+    for (int count = 4; count; count /= 2) {
+        bool upper = lane & count * 4;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            float kept = upper ? value[i + count] : value[i];
+            float given = upper ? value[i] : value[i + count];
+            value[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, count * 4);
         }
     }
-    commit_copies();
-    for (int i = threadIdx.x; i < (end - begin) * column_blocks; i += THREADS) {
-        int row = (first + begin + i / column_blocks) / 128;
-        scales[i] = m.scale[row * column_blocks + i % column_blocks] * CODE_FACTOR;
+    float sum = value[0];
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+    return sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) merge_values(Merge m) {
+    __shared__ __align__(16) float part[SPLITS][LATENT_MAX], mixed[LATENT_MAX];
+    int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, column = lane * 16;
+    int first = blockIdx.x * (m.nope + m.value) + m.nope, column_blocks = (m.latent + 127) / 128;
+    int last = first + m.value - 1; /* at most one block of 128 rows behind the first one's */
+    uint4 codes[HELD];
+    float scale = 0.0f, last_scale = 0.0f;
+    release_next();
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int v = i * WARPS + warp, row = first + v;
+        bool inside = v < m.value && column < m.latent;
+        codes[i] = {0, 0, 0, 0};
+        if (inside) codes[i] = load_16(m.codes + (i64)row * m.latent + column);
+    }
+    if (column < m.latent) {
+        scale = m.scale[first / 128 * column_blocks + column / 128] * CODE_FACTOR;
+        last_scale = m.scale[last / 128 * column_blocks + column / 128] * CODE_FACTOR;
     }
     wait_for_previous();
-    mix(m, head, mixed);
-    wait_for_copies<0>();
-#pragma unroll 4
-    for (int v = begin + warp; v < end; v += WARPS) {
-        float sum = 0.0f;
-        for (int j = 0; j < rows; j++) {
-            int column = j * 512 + lane * 16;
-            if (column >= m.latent) break;
-            float dot = dot_codes(*(const uint4 *)(codes + ((v - begin) * rows + j) * 512),
-                                  mixed + j * 512 + lane * 4, LANES * 4);
-            sum = fmaf(scales[(v - begin) * column_blocks + column / 128], dot, sum);
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) m.out[head * m.value + v] = sum;
+    mix(m, part, mixed);
+    float4 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = ((const float4 *)mixed)[i * LANES + lane];
+    float sum[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        bool same = (first + i * WARPS + warp) / 128 == first / 128;
+        sum[i] = (same ? scale : last_scale) * dot_16(codes[i], x);
     }
+    float total = sum_of_8(sum);
+    int v = lane / 4 * WARPS + warp;
+    if (lane % 4 == 0 && v < m.value) m.out[blockIdx.x * m.value + v] = total;
 }

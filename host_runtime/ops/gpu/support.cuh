@@ -73,6 +73,16 @@ __device__ __forceinline__ float2 load_2(const float *pointer) {
     return v;
 }
 
+/* Stays where it is written, before a wait too. */
+__device__ __forceinline__ uint4 load_16(const void *pointer) {
+    uint4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(pointer)
+                 : "memory");
+    return v;
+}
+
 /* Two floats of a half2's bits. */
 __device__ __forceinline__ void unpack_half2(u32 bits, float &low, float &high) {
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
@@ -131,24 +141,38 @@ __device__ __forceinline__ void add_codes_times(uint4 codes, float factor, float
     for (int i = 0; i < 16; i++) sum[i] = fmaf(w[i], factor, sum[i]);
 }
 
-/* 16 codes times 16 floats in units of 4, `stride` floats apart. */
-__device__ __forceinline__ float dot_codes(uint4 codes, const float *x, int stride) {
-    float w[16], even = 0.0f, odd = 0.0f;
-    decode_16(codes, w);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float4 v = *(const float4 *)(x + i * stride);
-        even = fmaf(w[4 * i], v.x, even);
-        odd = fmaf(w[4 * i + 1], v.y, odd);
-        even = fmaf(w[4 * i + 2], v.z, even);
-        odd = fmaf(w[4 * i + 3], v.w, odd);
-    }
-    return even + odd;
-}
-
 /* bf16 of a float: to nearest, ties to even. */
 __device__ __forceinline__ u32 bf16_bits(float value) {
     u32 bits = __float_as_uint(value);
     if (value != value) return 0x7FC0;
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+/* Four matrices of 8 rows of 16 bytes, whose addresses lanes 8 i to 8 i + 7 have for matrix i. */
+__device__ __forceinline__ void load_matrices(u32 *m, u32 shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_turned(u32 *m, u32 shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* c += A B */
+__device__ __forceinline__ void multiply_bf16(float *c, const u32 *a, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
