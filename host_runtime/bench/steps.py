@@ -117,13 +117,19 @@ def _layer_products(model: GpuModel, layer: object, lane: Lane) -> None:
     c = model.config
     eps = c.rms_norm_eps
     first, middle = lane.first[:, : layer.first.rows], lane.middle[:, : layer.gate_up.rows]
-    linear(lane.x, layer.first, first, prologue="norm", gain=layer.input_norm, eps=eps)
+    linear(
+        lane.x, layer.first, first, prologue="norm", gain=layer.input_norm, eps=eps,
+        split=lane.x_split,
+    )  # fmt: skip
     linear(
         lane.first[:, : c.q_lora_rank], layer.second, lane.second,
         prologue="norm", gain=layer.q_norm, eps=eps,
     )  # fmt: skip
-    partial_linear(lane.values.view(1, -1), layer.o, lane.out)
-    linear(lane.x, layer.gate_up, middle, prologue="norm", gain=layer.post_norm, eps=eps)
+    partial_linear(lane.values.view(1, -1), layer.o, lane.out, split=lane.values_split)
+    linear(
+        lane.x, layer.gate_up, middle, prologue="norm", gain=layer.post_norm, eps=eps,
+        split=lane.x_split,
+    )  # fmt: skip
     partial_linear(lane.middle[:, : 2 * layer.inner], layer.down, lane.out, prologue="silu")
 
 

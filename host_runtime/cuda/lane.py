@@ -16,6 +16,7 @@ from host_runtime.ops.gpu.attend import SPLITS
 from host_runtime.ops.gpu.mailbox import SEQUENCE_WORDS
 from host_runtime.ops.gpu.product import column_parts
 from host_runtime.ops.gpu.sample import greedy_parts
+from host_runtime.ops.gpu.split import split_row
 
 STATE_BASE, STATE_POSITION, STATE_TOKEN, STATE_WORDS = 0, 1, 2, 4
 
@@ -58,6 +59,8 @@ class Lane:
         self.parts = floats(SPLITS, c.num_attention_heads, c.kv_lora_rank)
         self.sums = floats(SPLITS, c.num_attention_heads, 2)
         self.values = floats(c.num_attention_heads, c.v_head_dim)
+        self.x_split = split_row(c.hidden_size, device)  # x, times the next norm's gain
+        self.values_split = split_row(c.num_attention_heads * c.v_head_dim, device)
         self.selected = torch.zeros(c.index_topk, dtype=torch.int32, device=device)
         self.logits = floats(1, c.vocab_size)
         self.choice_parts = torch.zeros(

@@ -99,12 +99,16 @@ class GpuLayer:
         rotation: torch.Tensor,
         scores: torch.Tensor | None,
         choice_work: torch.Tensor,
+        *,
+        first: bool,
     ) -> None:
-        """lane.x -> lane.x before the MLP. Sparse if `scores` is given."""
+        """lane.x -> lane.x before the MLP. Sparse if `scores` is given. `first`: of the step, so
+        that no layer before has split lane.x."""
         c, n = self.config, lane.first
         linear(
             lane.x, self.first, lane.first[:, : self.first.rows],
             prologue="norm", gain=self.input_norm, eps=c.rms_norm_eps,
+            split=None if first else lane.x_split,
         )  # fmt: skip
         linear(
             n[:, : c.q_lora_rank], self.second, lane.second,
@@ -127,8 +131,11 @@ class GpuLayer:
             lane.state, lane.query, caches.kv, selected, c.softmax_scale, lane.parts, lane.sums,
             c.kv_lora_rank,
         )  # fmt: skip
-        merge_values(lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values)
-        out = partial_linear(lane.values.view(1, -1), self.o, lane.out)
+        split = merge_values(
+            lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values,
+            lane.values_split,
+        )  # fmt: skip
+        out = partial_linear(lane.values.view(1, -1), self.o, lane.out, split=split)
         self._add(lane, out, self.post_norm, None)
 
     def decode_mlp(self, lane: Lane, *, call: bool) -> None:
@@ -147,6 +154,7 @@ class GpuLayer:
         linear(
             lane.x, self.gate_up, middle,
             prologue="norm", gain=self.post_norm, eps=self.config.rms_norm_eps, route=payload,
+            split=lane.x_split,
         )  # fmt: skip
         if self.bias is not None and beside is None:
             route(
@@ -168,10 +176,11 @@ class GpuLayer:
     def _add(
         self, lane: Lane, added: torch.Tensor, gain: torch.Tensor, answer: Answer | None
     ) -> None:
-        """lane.x += the sum of added and the answer; without CUDA C++ lane.normed too."""
+        """lane.x += the sum of added and the answer, and lane.x_split; without CUDA C++ lane.normed
+        in its place."""
         kernels = adds_parts(lane.x)
         if kernels is not None:
-            add_parts(kernels, lane.x, added, answer)
+            add_parts(kernels, lane.x, added, answer, gain=gain, split=lane.x_split)
             return
         if answer is not None:
             wait_for_answer(answer.sequence, answer.flags)

@@ -310,7 +310,9 @@ class GpuModel:
                     before = layers[number - 1]
                     before.decode_finish(lane, layer.input_norm, call=kind.calls, last=False)
                 caches = self.pool.layers[layer.index]
-                layer.decode_attention(lane, caches, self.rotation, scores, self._choice_work)
+                layer.decode_attention(
+                    lane, caches, self.rotation, scores, self._choice_work, first=number == 0
+                )
                 layer.decode_mlp(lane, call=kind.calls)
             if last:
                 for lane in lanes:

@@ -61,14 +61,24 @@ __device__ __forceinline__ Part find_part(const Attend &a) {
 template <int ROWS>
 __device__ __forceinline__ void fetch_rows(const Attend &a, const Part &part, int start, int newest,
                                            Shared<ROWS> &s) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, piece = i % PIECES, position = start + row;
+    constexpr int STEP_PIECES = THREADS % PIECES, STEP = THREADS / PIECES;
+    int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    const u16 *sequence = a.kv + part.base * WIDTH;
+#pragma unroll 6
+    for (int i = 0; i < ROWS * PIECES / THREADS; i++) {
+        int position = start + row;
         bool valid = position < part.end;
-        if (valid && position >= newest) continue;
-        if (a.selected) position = s.positions[row];
-        const u16 *from = a.kv + (valid ? (part.base + position) * WIDTH + piece * 8 : 0);
-        copy_16(shared_address(&s.kv[row][piece * 8]), from, valid);
+        if (!valid || position < newest) {
+            if (a.selected) position = s.positions[row];
+            const u16 *from = valid ? sequence + (i64)position * WIDTH + piece * 8 : a.kv;
+            copy_16(shared_address(&s.kv[row][piece * 8]), from, valid);
+        }
+        row += STEP;
+        piece += STEP_PIECES;
+        if (piece >= PIECES) {
+            piece -= PIECES;
+            row++;
+        }
     }
 }
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -51,8 +52,9 @@ class Merge(ctypes.Structure):
 
     _fields_ = (
         ("parts", ctypes.c_void_p), ("sums", ctypes.c_void_p), ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p), ("out", ctypes.c_void_p), ("heads", ctypes.c_int),
-        ("nope", ctypes.c_int), ("value", ctypes.c_int), ("latent", ctypes.c_int),
+        ("scale", ctypes.c_void_p), ("out", ctypes.c_void_p), *SPLIT_FIELDS[:2],
+        ("heads", ctypes.c_int), ("nope", ctypes.c_int), ("value", ctypes.c_int),
+        ("latent", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -98,26 +100,37 @@ def attend(
 
 
 def merge_values(
-    parts: torch.Tensor, sums: torch.Tensor, kv_b: Matrix, nope: int, out: torch.Tensor
-) -> None:
-    """out [H, V] = (merged parts) . W_uv, whose rows follow each head's `nope` rows in kv_b."""
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    kv_b: Matrix,
+    nope: int,
+    out: torch.Tensor,
+    split: SplitRow | None = None,
+) -> SplitRow | None:
+    """out [H, V] = (merged parts) . W_uv, whose rows follow each head's `nope` rows in kv_b.
+
+    Returns `split` if it now holds `out` as one row, else None.
+    """
     _, heads, latent = parts.shape
     value = out.shape[1]
+    split = split if value == _VALUE_MAX else None
     kernels = compiled(parts.device)
     fits = latent <= _LATENT_MAX and value <= _VALUE_MAX and latent % 16 == 0
     if kernels is not None and fits and kv_b.codes.data_ptr() % 16 == 0:
         merge = Merge(
             parts.data_ptr(), sums.data_ptr(), kv_b.codes.data_ptr(), kv_b.scale.data_ptr(),
-            out.data_ptr(), heads, nope, value, latent,
+            out.data_ptr(), *(split.pointers() if split else NO_SPLIT)[:2], heads, nope, value,
+            latent,
         )  # fmt: skip
         kernels.launch("merge.cu", "merge_values", heads, _MERGE_THREADS, 0, [merge])
-        return
+        return split
     _merge_kernel[(heads,)](
         parts, sums, kv_b.codes, kv_b.scale, out,
         HEADS=heads, N=nope, V=value, L=latent, LB=-(-latent // 128), L2=power_of_two(latent),
         BV=min(32, power_of_two(value)), SPLITS=SPLITS, NATIVE=native_fp8(parts.device),
         num_warps=4, **launch_options(parts.device),
     )  # fmt: skip
+    return None
 
 
 def _is_compiled_shape(query: torch.Tensor, kv_cache: torch.Tensor, latent: int) -> bool:

@@ -1,9 +1,4 @@
-/* FP8 rows: the matrix units multiply codes, as halves, with x in three halves.
- *
- * Each 128 columns of x are moved by a power of two so that their largest element lies in
- * [2^14, 2^15), and split into high, middle and low halves: 33 bits from there down, so that
- * nothing of an element that is at least 2^-15 of the largest one is lost, and of smaller ones
- * only what is below 2^-40 of it.
+/* FP8 rows: the matrix units multiply codes, as halves, with x in three halves (split.cuh).
  * Products are exact, sums are float32.
  *
  * A tile is 8 rows of 256 columns, as A of m16n8k16 steps: rows 0 to 7 are the rows' first 128
@@ -13,33 +8,11 @@
  * row l / 4, from 64 h + 16 (l % 4) on, as one load of 16 bytes, and gives 4 to each of 4 steps.
  */
 #pragma once
+#include "split.cuh"
 #include "tiles.cuh"
 
-constexpr int PARTS_OF_X = 3;
 constexpr int HELD = 4; /* pieces of 8 columns of x a thread */
 constexpr int CODES_COLUMNS_MAX = HELD * 8 * THREADS;
-
-struct HalfPieces {
-    uint4 part[PARTS_OF_X]; /* 8 columns each */
-};
-
-__device__ __forceinline__ u32 half2_bits(float low, float high) {
-    u32 bits;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return bits;
-}
-
-/* Two floats as three pairs of halves. */
-__device__ __forceinline__ void split_2(float a, float b, u32 &high, u32 &middle, u32 &low) {
-    float a1, b1;
-    high = half2_bits(a, b);
-    unpack_half2(high, a1, b1);
-    a -= a1;
-    b -= b1;
-    middle = half2_bits(a, b);
-    unpack_half2(middle, a1, b1);
-    low = half2_bits(a - a1, b - b1);
-}
 
 /* c += A B */
 __device__ __forceinline__ void multiply_16(float *c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
@@ -120,53 +93,87 @@ struct Codes {
         }
     }
 
-    /* Row n of x into shared memory, in store_pieces' order, with the powers of two that its
-     * blocks of 128 columns were divided by, and each warp's sum of squares. Waits before the
-     * first row. */
+    /* Row n of x into shared memory, in pieces, with the powers of two that its blocks of 128
+     * columns were divided by, and each warp's sum of squares. Waits before the first row. */
     template <int X, int INPUT>
     __device__ __forceinline__ static void load(const Product &p, const Work &w, int n, Input in) {
+        constexpr int EACH = INPUT == ANY_INPUT ? 1 : HELD;
+        if (INPUT == ANY_INPUT && p.pieces) {
+            load_split(p, w, in);
+            return;
+        }
         int begin = w.first_chunk * CHUNK, count = w.chunks * CHUNK;
         const float *x = p.x + n * p.x_stride;
-        float4 v[HELD][2], other[HELD][2];
-        if (INPUT == NORMED_INPUT) load_pieces(p, p.gain + begin, count, begin, other);
+        float4 v[EACH][2], other[EACH][2];
+        if (is<NORMED_INPUT, INPUT>(p)) load_pieces<EACH>(p, p.gain + begin, count, begin, other);
         if (n == 0) wait_for_previous();
-        load_pieces(p, x + begin, count, begin, v);
-        if (INPUT == SILU_INPUT) load_pieces(p, x + p.columns + begin, count, begin, other);
+        load_pieces<EACH>(p, x + begin, count, begin, v);
+        if (is<SILU_INPUT, INPUT>(p)) {
+            load_pieces<EACH>(p, x + p.columns + begin, count, begin, other);
+        }
         float squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
+        for (int i = 0; i < EACH; i++) {
             int at = (i * THREADS + threadIdx.x) * 8;
             if (at >= count) break; /* a whole block of 128 columns at a time */
             float most = 0.0f;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float4 &u = v[i][half];
-                if (INPUT == NORMED_INPUT) squares += squares_of(u);
-                u = prologue_4<INPUT>(u, other[i][half]);
-                most = fmaxf(most,
-                             fmaxf(fmaxf(fabsf(u.x), fabsf(u.y)), fmaxf(fabsf(u.z), fabsf(u.w))));
+                if (is<NORMED_INPUT, INPUT>(p)) squares += squares_of(u);
+                u = prologue_4<INPUT>(p, u, other[i][half]);
+                most = fmaxf(most, largest_of(u));
             }
 #pragma unroll
             for (int step = 8; step; step /= 2) {
                 most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
             }
-            u32 exponent = min(max(__float_as_uint(most) >> 23, 20u), 254u);
-            float up = __uint_as_float((268 - exponent) << 23); /* 2^(141 - exponent) */
-            store_pieces(in.x + n * x_units(w), at, split_8(v[i], up));
-            if (at % 128 == 0) {
-                in.scale[n * w.chunks * 2 + at / 128] = __uint_as_float((exponent - 14) << 23);
-            }
+            u32 exponent = block_exponent(most);
+            store_pieces((uint4 *)in.x + n * x_units(w), at, v[i], scale_up(exponent));
+            if (at % 128 == 0) in.scale[n * w.chunks * 2 + at / 128] = scale_back(exponent);
         }
-        if (INPUT != NORMED_INPUT) return;
+        if (!is<NORMED_INPUT, INPUT>(p)) return;
         squares = warp_sum(squares);
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }
 
+    /* The one row of x, which its maker has split. */
+    __device__ __forceinline__ static void load_split(const Product &p, const Work &w, Input in) {
+        constexpr int EACH = CODES_COLUMNS_MAX / CHUNK * CHUNK_UNITS / THREADS;
+        constexpr int SQUARES = CODES_COLUMNS_MAX / 128 / LANES; /* one of each block of 128 */
+        int units = w.chunks * CHUNK_UNITS, lane = threadIdx.x % LANES;
+        const uint4 *from = p.pieces + w.first_chunk * CHUNK_UNITS + threadIdx.x;
+        uint4 *to = (uint4 *)in.x + threadIdx.x;
+        uint4 v[EACH];
+        float scale = 0.0f, square[SQUARES] = {}, squares = 0.0f;
+        wait_for_previous();
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (i * THREADS + threadIdx.x < units) v[i] = load_16(from + i * THREADS);
+        }
+        bool scaled = threadIdx.x < w.chunks * 2;
+        if (scaled) scale = load_1(p.piece_scales + w.first_chunk * 2 + threadIdx.x);
+#pragma unroll
+        for (int i = 0; i < SQUARES; i++) {
+            if (i * LANES + lane < p.square_count) square[i] = load_1(p.squares + i * LANES + lane);
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (i * THREADS + threadIdx.x < units) to[i * THREADS] = v[i];
+        }
+        if (scaled) in.scale[threadIdx.x] = scale;
+#pragma unroll
+        for (int i = 0; i < SQUARES; i++) squares += square[i];
+        squares = warp_sum(squares);
+        if (threadIdx.x < WARPS) in.squares[threadIdx.x] = threadIdx.x ? 0.0f : squares;
+    }
+
     /* This thread's columns of a row that begins at `from`; zeros beyond the matrix. */
+    template <int EACH>
     __device__ __forceinline__ static void load_pieces(const Product &p, const float *from,
                                                        int count, int begin, float4 (*v)[2]) {
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
+        for (int i = 0; i < EACH; i++) {
             int at = (i * THREADS + threadIdx.x) * 8;
             bool inside = at < count && begin + at < p.columns; /* a multiple of 16 */
             v[i][0] = inside ? load_4(from + at) : float4{0, 0, 0, 0};
@@ -174,7 +181,9 @@ struct Codes {
         }
     }
 
-    __device__ __forceinline__ static HalfPieces split_8(const float4 *v, float up) {
+    /* 8 columns from `at` on, a multiple of 8. */
+    __device__ __forceinline__ static void store_pieces(uint4 *shared, int at, const float4 *v,
+                                                        float up) {
         HalfPieces s;
         u32 *h = (u32 *)&s.part[0], *m = (u32 *)&s.part[1], *l = (u32 *)&s.part[2];
 #pragma unroll
@@ -183,23 +192,13 @@ struct Codes {
             split_2(u.x * up, u.y * up, h[2 * half], m[2 * half], l[2 * half]);
             split_2(u.z * up, u.w * up, h[2 * half + 1], m[2 * half + 1], l[2 * half + 1]);
         }
-        return s;
-    }
-
-    /* 8 columns from `at` on, a multiple of 8. Within a chunk: [64 of 128][half of 16][which 128]
-     * [part][16 of 64], so that the lanes that read at once hit all banks. */
-    __device__ __forceinline__ static void store_pieces(float4 *shared, int at, HalfPieces s) {
-        int row = at / CHUNK * 8 + at / 64 % 2 * 4 + at / 8 % 2 * 2 + at / 128 % 2;
+        uint4 *to = shared + piece_unit(at);
 #pragma unroll
-        for (int part = 0; part < PARTS_OF_X; part++) {
-            *(uint4 *)(shared + (row * PARTS_OF_X + part) * 4 + at / 16 % 4) = s.part[part];
-        }
+        for (int part = 0; part < PARTS_OF_X; part++) to[part * 4] = s.part[part];
     }
 
     /* Units of 16 bytes of one row of x. */
-    __device__ __forceinline__ static int x_units(const Work &w) {
-        return w.chunks * (CHUNK / 8) * PARTS_OF_X;
-    }
+    __device__ __forceinline__ static int x_units(const Work &w) { return w.chunks * CHUNK_UNITS; }
 
     /* sums += one tile. */
     template <int X>

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.product import Route, column_parts, multiply, streams
+from host_runtime.ops.gpu.split import SplitRow
 from host_runtime.ops.gpu.support import (
     BLOCK,
     decode_e4m3,
@@ -66,12 +67,14 @@ def linear(
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     route: Route | None = None,
+    split: SplitRow | None = None,
 ) -> torch.Tensor:
     """y [M, N] of x [M, >= K] float32, whose rows may be strided.
 
     prologue "norm": x is RMS-normed with `gain` [K] and eps first. "silu": x is [M, 2 K], gate
     then up, and silu(gate) * up is the input. Both only for up to GEMV_ROWS_MAX rows. `route`
     (only where `streams` takes the matrix): what route_payload makes, done beside the product.
+    `split`: one row x, times the gain, as its maker has split it; the result is the same.
     """
     rows, columns = x.shape[0], matrix.columns
     width = 2 * columns if prologue == "silu" else columns
@@ -84,7 +87,7 @@ def linear(
     if rows <= GEMV_ROWS_MAX:
         kernels = streams(matrix)
         if kernels is not None:
-            multiply(kernels, x, matrix, out, prologue, gain, eps, route=route)
+            multiply(kernels, x, matrix, out, prologue, gain, eps, route=route, split=split)
         else:
             require(route is None, "linear", "no kernel sends the payload here")
             _launch_gemv(x, matrix, out, prologue, gain, eps)
@@ -101,6 +104,7 @@ def partial_linear(
     *,
     prologue: Literal["none", "silu"] = "none",
     route: Route | None = None,
+    split: SplitRow | None = None,
 ) -> torch.Tensor:
     """`linear` of one row x as a few sums over parts of the columns, for add_norm to add.
 
@@ -113,7 +117,8 @@ def partial_linear(
         return linear(x, matrix, out[:1], prologue=prologue)
     out = out[: partial_rows(matrix)]
     multiply(
-        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], wide=True, route=route
+        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], wide=True, route=route,
+        split=split,
     )  # fmt: skip
     return out
 

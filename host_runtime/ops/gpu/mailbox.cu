@@ -1,6 +1,6 @@
 /* x += a product's parts, and the answer of an expert call, for which it waits (mailbox.py has the
- * protocol). Four elements a thread. */
-#include "support.cuh"
+ * protocol). Four elements a thread. The next products' input is made of it on the way. */
+#include "split.cuh"
 
 struct Addition {
     int *sequence; /* [3]: newest call, whether a wait was given up, call taken last; null: none */
@@ -8,6 +8,10 @@ struct Addition {
     const float *result; /* [size] */
     float *x;            /* [size] */
     const float *added;  /* [parts, size] */
+    /* x * gain, split, and each warp's sum of squares of x; pieces null: not wanted */
+    const float *gain;
+    uint4 *pieces;
+    float *piece_scales, *squares;
     int size, parts, looks_max;
 };
 static_assert(sizeof(Addition) == ADDITION_BYTES, "mailbox.py");
@@ -54,8 +58,9 @@ __device__ __forceinline__ float4 load_host_4(const float *pointer) {
 extern "C" __global__ void add_parts(Addition a) {
     int at = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     bool inside = at < a.size;
-    float4 sum = {0, 0, 0, 0}, x = sum;
+    float4 sum = {0, 0, 0, 0}, x = sum, gain = sum;
     release_next();
+    if (a.pieces) gain = *(const float4 *)(a.gain + at); /* then the size is a multiple of 256 */
     wait_for_previous();
     if (inside) {
         x = load_4(a.x + at);
@@ -69,4 +74,9 @@ extern "C" __global__ void add_parts(Addition a) {
     }
     add_4(x, sum);
     if (inside) *(float4 *)(a.x + at) = x;
+    if (!a.pieces) return;
+    float squares = warp_sum(x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w));
+    if (threadIdx.x % LANES == 0) a.squares[at / 128] = squares;
+    split_block(a.pieces, a.piece_scales, at,
+                {x.x * gain.x, x.y * gain.y, x.z * gain.z, x.w * gain.w});
 }

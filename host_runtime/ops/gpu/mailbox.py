@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
 from host_runtime.ops.gpu.support import follow, launch_options
 
 POSTED, LAYER, ANSWERED, FLAG_WORDS = 0, 1, 16, 32
@@ -32,7 +33,8 @@ class Addition(ctypes.Structure):
 
     _fields_ = (
         ("sequence", ctypes.c_void_p), ("answered", ctypes.c_void_p), ("result", ctypes.c_void_p),
-        ("x", ctypes.c_void_p), ("added", ctypes.c_void_p), ("size", ctypes.c_int),
+        ("x", ctypes.c_void_p), ("added", ctypes.c_void_p), ("gain", ctypes.c_void_p),
+        *SPLIT_FIELDS, ("size", ctypes.c_int),
         ("parts", ctypes.c_int), ("looks_max", ctypes.c_int),
     )  # fmt: skip
 
@@ -53,18 +55,25 @@ def adds_parts(x: torch.Tensor) -> Kernels | None:
 
 
 def add_parts(
-    kernels: Kernels, x: torch.Tensor, added: torch.Tensor, answer: Answer | None = None
+    kernels: Kernels,
+    x: torch.Tensor,
+    added: torch.Tensor,
+    answer: Answer | None = None,
+    *,
+    gain: torch.Tensor | None = None,
+    split: SplitRow | None = None,
 ) -> None:
     """x [1, D] += the sum of added [parts, D], and the newest call's answer, which is waited for.
 
     One thread looks: each look crosses the bus, and looks of several warps queue up behind each
-    other.
+    other. `split` becomes x * gain [D], split, and the squares of x.
     """
     size, a = x.shape[-1], answer
     argument = Addition(
         a.sequence.data_ptr() if a else None, a.flags[ANSWERED:].data_ptr() if a else None,
-        a.result.data_ptr() if a else None, x.data_ptr(), added.data_ptr(), size, added.shape[0],
-        _LOOKS_MAX,
+        a.result.data_ptr() if a else None, x.data_ptr(), added.data_ptr(),
+        gain.data_ptr() if gain is not None else None, *(split.pointers() if split else NO_SPLIT),
+        size, added.shape[0], _LOOKS_MAX,
     )  # fmt: skip
     programs = -(-size // (4 * _ADD_THREADS))
     kernels.launch("mailbox.cu", "add_parts", programs, _ADD_THREADS, 0, [argument])

@@ -1,18 +1,21 @@
 /* Attention's parts merged in order, times W_uv (attend.py). A block a head, whose weights its
  * threads hold in registers before it waits. */
-#include "support.cuh"
+#include "split.cuh"
 
 constexpr int WARPS = 16;
 constexpr int THREADS = WARPS * LANES;
 constexpr int SPLITS = 16;
 constexpr int LATENT_MAX = 512; /* a column a thread, 16 columns of W_uv a lane */
 constexpr int HELD = 8;         /* rows of W_uv a warp */
+constexpr int VALUE_MAX = HELD * WARPS;
 
 struct Merge {
     const float *parts, *sums; /* [SPLITS, heads, latent]; [SPLITS, heads, 2]: maximum, sum */
     const u8 *codes;           /* kv_b [heads * (nope + value), latent] */
     const float *scale;
-    float *out; /* [heads, value] */
+    float *out;    /* [heads, value] */
+    uint4 *pieces; /* `out` as one row, split; null: not wanted. Only for a value size of 128 */
+    float *piece_scales;
     int heads, nope, value, latent;
 };
 static_assert(sizeof(Merge) == MERGE_BYTES, "attend.py");
@@ -92,7 +95,7 @@ __device__ __forceinline__ float sum_of_8(float *value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) merge_values(Merge m) {
-    __shared__ __align__(16) float part[SPLITS][LATENT_MAX], mixed[LATENT_MAX];
+    __shared__ __align__(16) float part[SPLITS][LATENT_MAX], mixed[LATENT_MAX], values[VALUE_MAX];
     int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, column = lane * 16;
     int first = blockIdx.x * (m.nope + m.value) + m.nope, column_blocks = (m.latent + 127) / 128;
     int last = first + m.value - 1; /* at most one block of 128 rows behind the first one's */
@@ -123,5 +126,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) merge_values(Merge m) {
     }
     float total = sum_of_8(sum);
     int v = lane / 4 * WARPS + warp;
-    if (lane % 4 == 0 && v < m.value) m.out[blockIdx.x * m.value + v] = total;
+    if (lane % 4 == 0 && v < m.value) {
+        m.out[blockIdx.x * m.value + v] = total;
+        values[v] = total;
+    }
+    if (!m.pieces) return;
+    __syncthreads();
+    if (warp) return;
+    float4 own = *(const float4 *)(values + lane * 4);
+    split_block(m.pieces, m.piece_scales, blockIdx.x * VALUE_MAX + lane * 4, own);
 }

@@ -66,14 +66,14 @@ struct Plain {
             float4 v = {0, 0, 0, 0}, other = v;
             if (begin + at < p.columns) {
                 v = load_4(x + at);
-                if (INPUT == NORMED_INPUT) other = load_4(p.gain + begin + at);
-                if (INPUT == SILU_INPUT) other = load_4(x + p.columns + at);
+                if (is<NORMED_INPUT, INPUT>(p)) other = load_4(p.gain + begin + at);
+                if (is<SILU_INPUT, INPUT>(p)) other = load_4(x + p.columns + at);
             }
-            if (INPUT == NORMED_INPUT) squares += squares_of(v);
+            if (is<NORMED_INPUT, INPUT>(p)) squares += squares_of(v);
             int place = (at / CHUNK * X + n) * 2 + at / 4 % 2;
-            in.x[place * LANES + at % CHUNK / 8] = prologue_4<INPUT>(v, other);
+            in.x[place * LANES + at % CHUNK / 8] = prologue_4<INPUT>(p, v, other);
         }
-        if (INPUT != NORMED_INPUT) return;
+        if (!is<NORMED_INPUT, INPUT>(p)) return;
         squares = warp_sum(squares);
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }

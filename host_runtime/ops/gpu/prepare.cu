@@ -11,8 +11,9 @@ constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / LANES;
 constexpr int ROWS_AT_ONCE = 16; /* of W_uk: 8 threads a row */
 constexpr int HELD = 16;         /* rows of W_uk a thread: at most 256 rows */
-constexpr int INDEX_SIZE_MAX = 512;
-constexpr int TURN_HEADS = 16; /* heads of the rotated query a block */
+constexpr int ROPE_MAX = 128;    /* <= THREADS */
+constexpr int LATENT_HELD = 8;   /* elements of the latent a thread: at most 1024 */
+constexpr int TURN_HEADS = 16;   /* heads of the rotated query a block */
 
 struct Prepare {
     const int *state;
@@ -21,7 +22,7 @@ struct Prepare {
     const float *scale, *latent_gain, *key_gain, *key_bias;
     float *query, *index_query; /* [heads, latent + rope], [index_heads, index_size] */
     void *kv, *key;             /* caches: float32 or bf16 */
-    int heads, nope, rope, value, latent, index_heads, index_size;
+    int heads, nope, rope, value, latent, index_heads, index_size; /* index_size: 32, 64, 128 */
     int key_at, latent_at, index_at;
     int cache_bf16;
     float eps, key_eps;
@@ -47,15 +48,8 @@ __device__ __forceinline__ void store_cache(void *cache, bool bf16, i64 at, floa
     }
 }
 
-/* Element `at` of a row, rotated in pairs (2 i, 2 i + 1). */
-__device__ __forceinline__ float rotate_interleaved(const float *x, const float *rotation, int rope,
-                                                    int at) {
-    float cos = rotation[at / 2], sin = rotation[rope / 2 + at / 2];
-    return load_1(x + at) * cos + load_1(x + (at ^ 1)) * (at % 2 ? sin : -sin);
-}
-
 /* Element `at` of a row in shared memory, its first `rope` elements rotated in pairs
- * (i, i + rope / 2). */
+ * (i, i + rope / 2). `rotation`: cos, then sin. */
 __device__ __forceinline__ float rotate_half_split(const float *x, const float *rotation, int rope,
                                                    int at) {
     if (at >= rope) return x[at];
@@ -64,84 +58,138 @@ __device__ __forceinline__ float rotate_half_split(const float *x, const float *
     return x[at] * cos + (at < half ? -x[at + half] * sin : x[at - half] * sin);
 }
 
-/* One warp: RoPE and Hadamard transform of a row of `size` (a power of two) in shared memory. */
-__device__ __forceinline__ void turn_row(float *row, float *other, const float *rotation, int rope,
-                                         int size) {
+/* One warp: RoPE and Hadamard transform of a row in shared memory; lane l gets EACH elements from
+ * EACH l on. */
+template <int EACH>
+__device__ __forceinline__ void turn_row(const float *row, const float *rotation, int rope,
+                                         float *v) {
     int lane = threadIdx.x % LANES;
-    __syncwarp();
-    for (int e = lane; e < size; e += LANES) other[e] = rotate_half_split(row, rotation, rope, e);
-    __syncwarp();
-    for (int step = 1; step < size; step *= 2) {
-        for (int i = lane; i < size / 2; i += LANES) {
-            int first = (i & ~(step - 1)) * 2 + (i & (step - 1));
-            float a = other[first], b = other[first + step];
-            other[first] = a + b;
-            other[first + step] = a - b;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) v[j] = rotate_half_split(row, rotation, rope, lane * EACH + j);
+#pragma unroll
+    for (int step = 1; step < EACH; step *= 2) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            if (j & step) continue;
+            float a = v[j], b = v[j + step];
+            v[j] = a + b;
+            v[j + step] = a - b;
         }
-        __syncwarp();
     }
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            float other = __shfl_xor_sync(0xFFFFFFFFu, v[j], step);
+            v[j] = lane & step ? other - v[j] : v[j] + other;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) v[j] /= sqrtf((float)(EACH * LANES));
 }
 
+/* The cache row: the normed latent, and the key, rotated in pairs (2 i, 2 i + 1). */
 __device__ __forceinline__ void make_latent(const Prepare &p, const float *rotation, i64 row,
                                             float *shared) {
     const float *latent = p.y1 + p.latent_at;
     i64 at_row = row * (p.latent + p.rope);
-    float squares = 0.0f;
-    for (int l = threadIdx.x; l < p.latent; l += THREADS) {
-        float v = load_1(latent + l);
-        squares += v * v;
+    int r = threadIdx.x * 2;
+    float gain[LATENT_HELD], v[LATENT_HELD], squares = 0.0f;
+    float2 key = {0, 0};
+#pragma unroll
+    for (int i = 0; i < LATENT_HELD; i++) {
+        int l = i * THREADS + threadIdx.x;
+        gain[i] = l < p.latent ? p.latent_gain[l] : 0.0f;
     }
+    wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < LATENT_HELD; i++) {
+        int l = i * THREADS + threadIdx.x;
+        v[i] = l < p.latent ? load_1(latent + l) : 0.0f;
+    }
+    if (r < p.rope) key = {load_1(latent + p.latent + r), load_1(latent + p.latent + r + 1)};
+#pragma unroll
+    for (int i = 0; i < LATENT_HELD; i++) squares += v[i] * v[i];
     float factor = rsqrtf(block_sum(squares, shared) / p.latent + p.eps);
-    for (int l = threadIdx.x; l < p.latent; l += THREADS) {
-        store_cache(p.kv, p.cache_bf16, at_row + l, load_1(latent + l) * factor * p.latent_gain[l]);
+#pragma unroll
+    for (int i = 0; i < LATENT_HELD; i++) {
+        int l = i * THREADS + threadIdx.x;
+        if (l < p.latent) store_cache(p.kv, p.cache_bf16, at_row + l, v[i] * factor * gain[i]);
     }
-    for (int r = threadIdx.x; r < p.rope; r += THREADS) {
-        float v = rotate_interleaved(latent + p.latent, rotation, p.rope, r);
-        store_cache(p.kv, p.cache_bf16, at_row + p.latent + r, v);
-    }
+    if (r >= p.rope) return;
+    float cos = rotation[r / 2], sin = rotation[p.rope / 2 + r / 2];
+    at_row += p.latent + r;
+    store_cache(p.kv, p.cache_bf16, at_row, key.x * cos - key.y * sin);
+    store_cache(p.kv, p.cache_bf16, at_row + 1, key.y * cos + key.x * sin);
 }
 
+template <int EACH>
 __device__ __forceinline__ void make_index_key(const Prepare &p, const float *rotation, i64 row,
                                                float *shared) {
-    float *x = shared, *turned = shared + INDEX_SIZE_MAX, *sums = turned + INDEX_SIZE_MAX;
-    int size = p.index_size;
-    float sum = 0.0f, squares = 0.0f;
-    for (int e = threadIdx.x; e < size; e += THREADS) sum += x[e] = load_1(p.y1 + p.key_at + e);
-    float mean = block_sum(sum, sums) / size;
-    for (int e = threadIdx.x; e < size; e += THREADS) squares += (x[e] - mean) * (x[e] - mean);
-    float factor = rsqrtf(block_sum(squares, sums) / size + p.key_eps);
-    for (int e = threadIdx.x; e < size; e += THREADS) {
-        x[e] = (x[e] - mean) * factor * p.key_gain[e] + p.key_bias[e];
+    constexpr int SIZE = EACH * LANES;
+    static_assert(SIZE <= THREADS, "an element a thread");
+    float *normed = shared + WARPS, gain = 0.0f, bias = 0.0f, x = 0.0f, v[EACH];
+    int e = threadIdx.x;
+    bool inside = e < SIZE;
+    if (inside) {
+        gain = p.key_gain[e];
+        bias = p.key_bias[e];
     }
+    wait_for_previous();
+    if (inside) x = load_1(p.y1 + p.key_at + e);
+    float mean = block_sum(x, shared) / SIZE, away = inside ? x - mean : 0.0f;
+    float factor = rsqrtf(block_sum(away * away, shared) / SIZE + p.key_eps);
+    if (inside) normed[e] = away * factor * gain + bias;
     __syncthreads();
     if (threadIdx.x >= LANES) return;
-    turn_row(x, turned, rotation, p.rope, size);
-    for (int e = threadIdx.x; e < size; e += LANES) {
-        store_cache(p.key, p.cache_bf16, row * size + e, turned[e] / sqrtf((float)size));
+    turn_row<EACH>(normed, rotation, p.rope, v);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        store_cache(p.key, p.cache_bf16, row * SIZE + threadIdx.x * EACH + j, v[j]);
     }
 }
 
+/* A head a warp. */
+template <int EACH>
 __device__ __forceinline__ void make_index_query(const Prepare &p, const float *rotation, int block,
                                                  float *shared) {
-    int warp = threadIdx.x / LANES, head = block * WARPS + warp, size = p.index_size;
+    constexpr int SIZE = EACH * LANES;
+    int warp = threadIdx.x / LANES, head = block * WARPS + warp, lane = threadIdx.x % LANES;
+    wait_for_previous();
     if (head >= p.index_heads) return;
-    float *x = shared + warp * 2 * INDEX_SIZE_MAX, *turned = x + INDEX_SIZE_MAX;
-    const float *from = p.y2 + p.index_at + head * size;
-    for (int e = threadIdx.x % LANES; e < size; e += LANES) x[e] = load_1(from + e);
-    turn_row(x, turned, rotation, p.rope, size);
-    for (int e = threadIdx.x % LANES; e < size; e += LANES) {
-        p.index_query[head * size + e] = turned[e] / sqrtf((float)size);
+    float *x = shared + warp * SIZE, v[EACH];
+    const float *from = p.y2 + p.index_at + head * SIZE;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) v[j] = load_1(from + j * LANES + lane);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) x[j * LANES + lane] = v[j];
+    __syncwarp();
+    turn_row<EACH>(x, rotation, p.rope, v);
+#pragma unroll
+    for (int j = 0; j < EACH; j++) p.index_query[head * SIZE + lane * EACH + j] = v[j];
+}
+
+template <int EACH>
+__device__ __forceinline__ void make_index(const Prepare &p, const float *rotation, i64 row,
+                                           int block, float *shared) {
+    if (block == 0) {
+        make_index_key<EACH>(p, rotation, row, shared);
+    } else {
+        make_index_query<EACH>(p, rotation, block - 1, shared);
     }
 }
 
+/* The rotated part of the query: a pair (2 i, 2 i + 1) a thread and turn. */
 __device__ __forceinline__ void rotate_queries(const Prepare &p, const float *rotation, int block) {
-    int first = block * TURN_HEADS, last = min(first + TURN_HEADS, p.heads);
+    int first = block * TURN_HEADS, last = min(first + TURN_HEADS, p.heads), half = p.rope / 2;
+    wait_for_previous();
 #pragma unroll 4
-    for (int at = threadIdx.x; at < (last - first) * p.rope; at += THREADS) {
-        int head = first + at / p.rope, r = at % p.rope;
-        const float *x = p.y2 + head * (p.nope + p.rope) + p.nope;
-        p.query[head * (p.latent + p.rope) + p.latent + r] =
-            rotate_interleaved(x, rotation, p.rope, r);
+    for (int at = threadIdx.x; at < (last - first) * half; at += THREADS) {
+        int head = first + at / half, pair = at % half;
+        float2 x = load_2(p.y2 + head * (p.nope + p.rope) + p.nope + pair * 2);
+        float cos = rotation[pair], sin = rotation[half + pair];
+        float *to = p.query + head * (p.latent + p.rope) + p.latent + pair * 2;
+        *(float2 *)to = {x.x * cos - x.y * sin, x.y * cos + x.x * sin};
     }
 }
 
@@ -192,7 +240,7 @@ __device__ __forceinline__ void absorb(const Prepare &p, int block, u8 *shared) 
     if (own < p.latent) p.query[head * (p.latent + p.rope) + own] = total;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 10) prepare_attention(Prepare p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 9) prepare_attention(Prepare p) {
     extern __shared__ __align__(16) u8 shared[];
     int index_blocks = (p.index_heads + WARPS - 1) / WARPS;
     int turn_blocks = (p.heads + TURN_HEADS - 1) / TURN_HEADS, block = blockIdx.x;
@@ -202,18 +250,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 10) prepare_attention(Prep
         absorb(p, block - small_blocks, shared);
         return;
     }
-    /* the host writes the state, before the step begins */
+    /* the host writes the state, before the step begins; what is constant is asked for first */
     int position = p.state[1];
     i64 row = p.state[0] + position;
-    const float *rotation = p.rotation + (i64)position * p.rope;
-    wait_for_previous();
+    float *rotation = (float *)shared, *free = rotation + ROPE_MAX;
+    if (threadIdx.x < p.rope) {
+        rotation[threadIdx.x] = p.rotation[(i64)position * p.rope + threadIdx.x];
+    }
+    __syncthreads();
     if (block == 0) {
-        make_index_key(p, rotation, row, (float *)shared);
-    } else if (block == 1) {
-        make_latent(p, rotation, row, (float *)shared);
-    } else if (block < 2 + index_blocks) {
-        make_index_query(p, rotation, block - 2, (float *)shared);
-    } else {
+        make_latent(p, rotation, row, free);
+    } else if (block > 1 + index_blocks) {
         rotate_queries(p, rotation, block - 2 - index_blocks);
+    } else if (p.index_size == 128) {
+        make_index<4>(p, rotation, row, block - 1, free);
+    } else if (p.index_size == 64) {
+        make_index<2>(p, rotation, row, block - 1, free);
+    } else {
+        make_index<1>(p, rotation, row, block - 1, free);
     }
 }

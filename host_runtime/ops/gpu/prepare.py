@@ -33,7 +33,7 @@ from host_runtime.ops.matrix import Matrix
 _INDEX_HEADS = 16  # per program: the least rows of a matrix unit
 # As in prepare.cu.
 _THREADS, _WARPS, _TURN_HEADS, _ROWS_AT_ONCE = 128, 4, 16, 16
-_NOPE_MAX, _INDEX_SIZE_MAX = 256, 512
+_NOPE_MAX, _ROPE_MAX, _LATENT_MAX, _INDEX_SIZES = 256, 128, 1024, (32, 64, 128)
 
 
 class Prepare(ctypes.Structure):
@@ -103,8 +103,10 @@ def prepare(
         sizes, weights, state, y1, y2, rotation, query, index_query, kv_cache, key_cache, eps,
         key_eps,
     )  # fmt: skip
-    fits = sizes.nope <= _NOPE_MAX and sizes.index_size <= _INDEX_SIZE_MAX
-    aligned = weights.kv_b.codes.data_ptr() % 16 == 0 and sizes.latent % 16 == 0
+    s = sizes
+    fits = s.nope <= _NOPE_MAX and s.rope <= _ROPE_MAX and s.latent <= _LATENT_MAX
+    fits = fits and s.index_size in _INDEX_SIZES and (s.nope | s.rope | s.index_query_at) % 4 == 0
+    aligned = weights.kv_b.codes.data_ptr() % 16 == 0 and s.latent % 16 == 0
     if kernels is not None and fits and aligned:
         _launch_compiled(kernels, *arguments)
     else:
@@ -130,7 +132,7 @@ def _launch_compiled(
     blocks = 2 + -(-s.index_heads // _WARPS) + -(-s.heads // _TURN_HEADS)
     blocks += s.heads * -(-s.latent // 128)
     whole_rows = -(-s.nope // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
-    shared = max(_ROWS_AT_ONCE * 128 * 4 + whole_rows * 128, _WARPS * 2 * _INDEX_SIZE_MAX * 4)
+    shared = _ROWS_AT_ONCE * 128 * 4 + whole_rows * 128  # more than the small blocks need
     argument = Prepare(
         state.data_ptr(), y1.data_ptr(), y2.data_ptr(), rotation.data_ptr(),
         w.kv_b.codes.data_ptr(), w.kv_b.scale.data_ptr(), w.latent_gain.data_ptr(),

@@ -22,22 +22,31 @@ __device__ __forceinline__ void store_sum(const Product &p, const Work &w, int g
     if (row < Kind::rows(p)) p.y[at] = value;
 }
 
-/* Groups that warps cut: add the warps' sums in order. cut[warp][0]: of the group that an earlier
- * warp began, [1]: of the group that a later warp ends. */
+/* A warp's sums of groups that it shares with others. [0]: of the group that an earlier warp began,
+ * [1]: of the one that a later warp ends. group: -1 if there is none. */
+template <typename Kind, int X> struct Cut {
+    float sum[2][X][Kind::ROWS];
+    int group[2];
+};
+
+/* Groups that warps cut: add the warps' sums in order. */
 template <typename Kind, int X>
 __device__ __forceinline__ void join_cut_groups(const Product &p, const Work &w,
-                                                float (*cut)[2][X][Kind::ROWS],
-                                                const float *factor) {
-    constexpr int SUMS = Kind::ROWS * X;
+                                                const Cut<Kind, X> *cut, const float *factor) {
     int i = threadIdx.x % Kind::ROWS, n = threadIdx.x / Kind::ROWS % X;
-    int warp = threadIdx.x / SUMS + 1, tiles = w.groups * w.chunks;
+    int warp = threadIdx.x / (Kind::ROWS * X);
     if (warp >= WARPS) return;
-    int begin = share(tiles, warp, WARPS), group = begin / w.chunks, first = group * w.chunks;
-    if (begin == tiles || begin == first || share(tiles, warp - 1, WARPS) > first) return;
-    float sum = cut[warp - 1][1][n][i];
-    for (; warp < WARPS && share(tiles, warp, WARPS) < first + w.chunks; warp++) {
-        if (share(tiles, warp, WARPS) < share(tiles, warp + 1, WARPS)) sum += cut[warp][0][n][i];
+    int group = cut[warp].group[1];
+    if (group < 0) return;
+    float sum = cut[warp].sum[1][n][i], others[WARPS];
+    bool shared[WARPS];
+#pragma unroll
+    for (int other = 1; other < WARPS; other++) { /* all loads at once */
+        others[other] = cut[other].sum[0][n][i];
+        shared[other] = other > warp && cut[other].group[0] == group;
     }
+#pragma unroll
+    for (int other = 1; other < WARPS; other++) sum += shared[other] ? others[other] : 0.0f;
     store_sum<Kind>(p, w, group, n, i, sum * factor[n]);
 }
 
@@ -45,22 +54,25 @@ __device__ __forceinline__ void join_cut_groups(const Product &p, const Work &w,
 template <typename Kind, int X>
 __device__ __forceinline__ void finish_group(const Product &p, const Work &w, int group,
                                              typename Kind::template Sums_<X> &sums,
-                                             float (*cut)[X][Kind::ROWS], const float *factor) {
+                                             Cut<Kind, X> &cut, const float *factor) {
     bool begun_before = group * w.chunks < w.tiles_begin;
     bool whole = !begun_before && (group + 1) * w.chunks <= w.tiles_end;
+    int slot = begun_before ? 0 : 1;
     sums.finish([&](int n, int i, float sum) {
         if (whole) {
             store_sum<Kind>(p, w, group, n, i, sum * factor[n]);
         } else {
-            cut[begun_before ? 0 : 1][n][i] = sum;
+            cut.sum[slot][n][i] = sum;
+            cut.group[slot] = group;
         }
     });
 }
 
+/* Of a ring's stages the oldest is there. */
 __device__ __forceinline__ void wait_for_oldest(int stages) {
-    if (stages == 3) wait_for_copies<2>();
-    if (stages == 4) wait_for_copies<3>();
-    if (stages == 6) wait_for_copies<5>();
+    wait_for_copies<5>();
+    if (stages < 6) wait_for_copies<3>();
+    if (stages < 4) wait_for_copies<2>();
     __syncwarp();
 }
 
@@ -72,7 +84,7 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
     Work w = find_work<Kind>(p, program, programs);
     int warp = threadIdx.x / LANES;
     u8 *ring = shared + warp * p.stages * TILE;
-    auto cut = (float (*)[2][X][Kind::ROWS])(shared + WARPS * p.stages * TILE);
+    auto cut = (Cut<Kind, X> *)(shared + WARPS * p.stages * TILE);
     Input in;
     in.squares = (float *)(cut + WARPS);
     in.scale = in.squares + X * WARPS;
@@ -80,6 +92,7 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
     in.x = (float4 *)(scales + (X + w.scale_rows) * w.chunks * 2 % 4 + w.scale_rows * w.chunks * 2);
 
     release_next();
+    if (threadIdx.x % LANES < 2) cut[warp].group[threadIdx.x % LANES] = -1;
     Cursor at = {w.tiles_begin / w.chunks, w.tiles_begin % w.chunks, 0};
     Source ahead = Kind::source(p, w, shared_address(ring));
     int asked = w.tiles_begin;
@@ -123,7 +136,9 @@ __device__ __forceinline__ void run(const Product &p, const Route &route) {
     }
 }
 
-/* For each kind of input a kernel of its own, with less code and registers than one for all. 104
+/* For each kind of input a kernel of its own, with less code and registers than one for all; and one
+ * for all inputs that need little code, because they are split or short: a step's kernels then find
+ * their instructions in the cache. 104
  * registers: none is spilled (the first-level cache is too small for spills beside so much shared
  * memory: they cost a tenth of the step), and two blocks leave room for the small kernels. */
 #define PRODUCT(X, NAME, INPUT)                                                                    \
@@ -131,6 +146,7 @@ __device__ __forceinline__ void run(const Product &p, const Route &route) {
         run<X, INPUT>(p, route);                                                                   \
     }
 
+PRODUCT(1, any, ANY_INPUT)
 PRODUCT(1, none, PLAIN_INPUT)
 PRODUCT(1, norm, NORMED_INPUT)
 PRODUCT(1, silu, SILU_INPUT)

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
 from host_runtime.ops.gpu.support import BLOCK
 from host_runtime.ops.matrix import Matrix
 
@@ -18,6 +19,8 @@ _CODES_ROWS, _PLAIN_ROWS, _CODES_COLUMNS_MAX = 8, 4, 8192
 _CODES_X_BYTES, _PLAIN_X_BYTES = 6, 4  # of one input in shared memory
 _PART_COLUMNS_MAX = 8192  # of one partial sum: more input would leave little room for weights
 _STAGES = (6, 4, 3)
+_INPUTS = {"none": 0, "norm": 1, "silu": 2}  # as in tiles.cuh
+_SHORT = 8 * WARPS * LANES  # columns of an input that the kernel for any input takes unsplit
 _RESERVED_BYTES = 1024  # of a block's shared memory, by the driver
 # Of a multiprocessor's memory a wide product takes more than half, so that no two blocks of one
 # share a multiprocessor, but leaves room for a narrow one, which comes before or after it.
@@ -29,11 +32,13 @@ class Product(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p), ("gain", ctypes.c_void_p), ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p), ("plain", ctypes.c_void_p), ("y", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p), ("plain", ctypes.c_void_p), *SPLIT_FIELDS,
+        ("y", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64), ("y_stride", ctypes.c_int64),
         ("rows8", ctypes.c_int), ("plain_rows", ctypes.c_int), ("columns", ctypes.c_int),
         ("parts", ctypes.c_int), ("programs8", ctypes.c_int),
-        ("programs_plain", ctypes.c_int), ("stages", ctypes.c_int), ("eps", ctypes.c_float),
+        ("programs_plain", ctypes.c_int), ("stages", ctypes.c_int), ("input", ctypes.c_int),
+        ("square_count", ctypes.c_int), ("eps", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -58,6 +63,7 @@ class Cut:
 
     programs8: int
     programs_plain: int
+    columns: int  # of a part, in whole chunks
     stages: int
     shared_bytes: int
 
@@ -91,10 +97,12 @@ def multiply(
     parts: int = 1,
     wide: bool = False,
     route: Route | None = None,
+    split: SplitRow | None = None,
 ) -> None:
     """y [M, N] of one or two rows x, or y [parts, N] of one row: sums over parts of the columns.
 
     A `wide` product should not follow another one. With `route` one more block does what it says.
+    `split`: the one row x (times the norm's gain), split by its maker; x is needed all the same.
     """
     rows = x.shape[0]
     cut = _cut(kernels, *_sizes(matrix), rows, parts, wide)
@@ -106,13 +114,17 @@ def multiply(
         x = x.clone(memory_format=torch.contiguous_format)
     product = Product(
         x.data_ptr(), gain.data_ptr() if gain is not None else None, matrix.codes.data_ptr(),
-        matrix.scale.data_ptr(), matrix.plain.data_ptr(), y.data_ptr(), x.stride(0), y.stride(0),
-        *_sizes(matrix), parts, cut.programs8, cut.programs_plain, cut.stages,
-        eps,
+        matrix.scale.data_ptr(), matrix.plain.data_ptr(),
+        *(split.pointers() if split else NO_SPLIT),
+        y.data_ptr(), x.stride(0), y.stride(0), *_sizes(matrix), parts, cut.programs8,
+        cut.programs_plain, cut.stages, _INPUTS[prologue],
+        split.squares.shape[0] if split and prologue == "norm" else 0, eps,
     )  # fmt: skip
+    any_input = rows == 1 and (split is not None or cut.columns <= _SHORT)
+    kind = "any" if any_input else prologue
     programs = parts * (cut.programs8 + cut.programs_plain) + (route is not None)
     kernels.launch(
-        "product.cu", f"product_{rows}_{prologue}", programs, WARPS * LANES, cut.shared_bytes,
+        "product.cu", f"product_{rows}_{kind}", programs, WARPS * LANES, cut.shared_bytes,
         [product, route or Route()],
     )  # fmt: skip
 
@@ -139,7 +151,7 @@ def _cut(
     if rows8:
         scale_rows = min(-(-rows8 // BLOCK), -(-groups8 // programs8) * _CODES_ROWS // BLOCK + 2)
     x_bytes = chunks * CHUNK * x_rows * (_CODES_X_BYTES if rows8 else _PLAIN_X_BYTES)
-    fixed = x_bytes + 4 * WARPS * x_rows * (2 * _CODES_ROWS + 1)
+    fixed = x_bytes + 4 * WARPS * (x_rows * (2 * _CODES_ROWS + 1) + 2)
     fixed += 8 * (scale_rows + x_rows) * chunks + 16
     whole = kernels.shared_per_multiprocessor - 2 * _RESERVED_BYTES
     narrow = whole - _WIDE_BYTES
@@ -149,5 +161,5 @@ def _cut(
             size = fixed + stages * WARPS * TILE
             if size <= budget:
                 least = _WIDE_BYTES if wide else 0
-                return Cut(programs8, programs_plain, stages, max(size, least))
+                return Cut(programs8, programs_plain, chunks * CHUNK, stages, max(size, least))
     return None

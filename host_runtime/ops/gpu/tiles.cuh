@@ -1,25 +1,30 @@
 /* Arguments of a product, and how its tiles are shared out. */
 #pragma once
-#include "support.cuh"
+#include "split.cuh"
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * LANES;
-constexpr int CHUNK = 256; /* columns */
 constexpr int TILE = 2048; /* bytes */
 
-enum { PLAIN_INPUT, NORMED_INPUT, SILU_INPUT };
+/* ANY_INPUT: what Product.input says. */
+enum { PLAIN_INPUT, NORMED_INPUT, SILU_INPUT, ANY_INPUT };
 
 struct Product {
     const float *x, *gain;
     const u8 *codes;    /* [rows8, columns] */
     const float *scale; /* [rows8 / 128, columns / 128], both rounded up */
     const u16 *plain;   /* [plain_rows, columns] bf16 */
-    float *y;           /* [parts, rows8 + plain_rows], or with two rows of x: [2, y_stride] */
+    /* The one row of x, split and with the norm's gain; null: it is not. `squares` add up to the
+     * row's sum of squares. */
+    const uint4 *pieces;
+    const float *piece_scales, *squares;
+    float *y; /* [parts, rows8 + plain_rows], or with two rows of x: [2, y_stride] */
     i64 x_stride, y_stride;
     int rows8, plain_rows, columns; /* columns: a multiple of 16 */
     int parts;
     int programs8, programs_plain; /* of each part */
     int stages;                    /* of a warp's ring: 3, 4 or 6 */
+    int input, square_count;
     float eps;
 };
 
@@ -100,11 +105,17 @@ __device__ __forceinline__ float4 times_4(float4 a, float4 b) {
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+/* Whether the input is of that kind: known when compiling, but for ANY_INPUT. */
+template <int KIND, int INPUT> __device__ __forceinline__ bool is(const Product &p) {
+    return INPUT == KIND || (INPUT == ANY_INPUT && p.input == KIND);
+}
+
 /* What becomes of four inputs before they are multiplied, but for the norm's factor. `other`: their
  * gains, or the other half of a gated MLP. */
-template <int INPUT> __device__ __forceinline__ float4 prologue_4(float4 v, float4 other) {
-    if (INPUT == PLAIN_INPUT) return v;
-    if (INPUT == SILU_INPUT) v = {silu(v.x), silu(v.y), silu(v.z), silu(v.w)};
+template <int INPUT>
+__device__ __forceinline__ float4 prologue_4(const Product &p, float4 v, float4 other) {
+    if (is<PLAIN_INPUT, INPUT>(p)) return v;
+    if (is<SILU_INPUT, INPUT>(p)) v = {silu(v.x), silu(v.y), silu(v.z), silu(v.w)};
     return times_4(v, other);
 }
 
@@ -121,7 +132,7 @@ struct Input {
 /* What the sums of row n must be multiplied by if it shall be RMS-normed. */
 template <int INPUT>
 __device__ __forceinline__ float norm_factor(const Product &p, Input in, int n) {
-    if (INPUT != NORMED_INPUT) return 1.0f;
+    if (!is<NORMED_INPUT, INPUT>(p)) return 1.0f;
     float squares = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; warp++) squares += in.squares[n * WARPS + warp];

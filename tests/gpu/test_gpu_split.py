@@ -1,0 +1,69 @@
+"""Inputs that their maker splits into halves give products what the plain inputs give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_kit import DEVICE, fp8, needs_cuda, normal, relative_error
+from test_gpu_linear import TOLERANCE, build
+
+from host_runtime.ops.norm import rms_norm
+
+pytestmark = needs_cuda
+EPS = 1e-6
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
+@pytest.mark.parametrize("shape", [(2240, 7168, 64), (4096, 7168, 256), (7, 256, 3)], ids=str)
+def test_a_residual_sum_is_split_for_the_next_product(
+    shape: tuple[int, int, int], size: float
+) -> None:
+    from host_runtime.ops.gpu.linear import linear
+    from host_runtime.ops.gpu.mailbox import add_parts, adds_parts
+    from host_runtime.ops.gpu.split import split_row
+
+    columns = shape[1]
+    matrix, meant = build(5, *shape)
+    x, added, gain = normal(6, 1, columns), normal(7, 2, columns), normal(8, columns)
+    x, added = x * size, added * size
+    kernels, split = adds_parts(x), split_row(columns, DEVICE)
+    assert kernels is not None
+    assert split is not None
+    total = x.double() + added.double().sum(0, keepdim=True)
+    add_parts(kernels, x, added, gain=gain, split=split)
+    found = linear(x, matrix, prologue="norm", gain=gain, eps=EPS * size, split=split)
+    assert relative_error(found, rms_norm(total, gain.double(), EPS * size) @ meant.T) < TOLERANCE
+    again = linear(x, matrix, prologue="norm", gain=gain, eps=EPS * size)
+    assert relative_error(found, again) < 1e-6
+
+
+def test_attention_splits_its_values_for_the_output_projection() -> None:
+    """Bit by bit what the product makes of the values itself."""
+    from host_runtime.ops.gpu.attend import SPLITS, merge_values
+    from host_runtime.ops.gpu.linear import partial_linear
+    from host_runtime.ops.gpu.product import column_parts
+    from host_runtime.ops.gpu.split import split_row
+    from host_runtime.ops.matrix import Matrix
+
+    heads, latent, nope, value = 128, 512, 128, 128
+    parts = normal(1, SPLITS, heads, latent)
+    sums = torch.stack((normal(2, SPLITS, heads), normal(3, SPLITS, heads).abs()), -1)
+    codes, scale, _ = fp8(4, heads * (nope + value), latent)
+    kv_b = Matrix(codes, scale, torch.empty(0, latent, dtype=torch.bfloat16, device=DEVICE))
+    out = torch.full((heads, value), torch.nan, device=DEVICE)
+    split = merge_values(parts, sums, kv_b, nope, out, split_row(heads * value, DEVICE))
+    assert split is not None
+
+    matrix, meant = build(9, 7168, heads * value, 0)
+    sums_of_parts = torch.full((column_parts(heads * value), 7168), torch.nan, device=DEVICE)
+    row = out.view(1, -1)
+    found = partial_linear(row, matrix, sums_of_parts, split=split).clone()
+    assert torch.equal(found, partial_linear(row, matrix, sums_of_parts))
+    assert relative_error(found.sum(0), (row.double() @ meant.T)[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("columns", [128, 384, 7000])
+def test_rows_that_are_no_whole_chunks_are_not_split(columns: int) -> None:
+    from host_runtime.ops.gpu.split import split_row
+
+    assert split_row(columns, DEVICE) is None
