@@ -136,7 +136,7 @@ class GpuLayer:
             lane.values_split,
         )  # fmt: skip
         out = partial_linear(lane.values.view(1, -1), self.o, lane.out, split=split)
-        self._add(lane, out, self.post_norm, None)
+        self._add(lane, out, self.post_norm, None, spread=False)
 
     def decode_mlp(self, lane: Lane, *, call: bool) -> None:
         """lane.x -> the MLP's or shared expert's output in lane.out; posts the expert call."""
@@ -169,18 +169,24 @@ class GpuLayer:
         box, answer = lane.mailbox, None
         if self.bias is not None and call:
             answer = Answer(lane.sequence, box.flags, box.result)
-        self._add(lane, lane.out[: partial_rows(self.down)], gain, answer)
+        self._add(lane, lane.out[: partial_rows(self.down)], gain, answer, spread=True)
         if last and adds_parts(lane.x):
             add_norm(lane.x, lane.zeros, gain, self.config.rms_norm_eps, lane.normed)
 
     def _add(
-        self, lane: Lane, added: torch.Tensor, gain: torch.Tensor, answer: Answer | None
+        self,
+        lane: Lane,
+        added: torch.Tensor,
+        gain: torch.Tensor,
+        answer: Answer | None,
+        *,
+        spread: bool,
     ) -> None:
         """lane.x += the sum of added and the answer, and lane.x_split; without CUDA C++ lane.normed
         in its place."""
         kernels = adds_parts(lane.x)
         if kernels is not None:
-            add_parts(kernels, lane.x, added, answer, gain=gain, split=lane.x_split)
+            add_parts(kernels, lane.x, added, answer, spread=spread, gain=gain, split=lane.x_split)
             return
         if answer is not None:
             wait_for_answer(answer.sequence, answer.flags)

@@ -200,18 +200,27 @@ struct Codes {
     /* Units of 16 bytes of one row of x. */
     __device__ __forceinline__ static int x_units(const Work &w) { return w.chunks * CHUNK_UNITS; }
 
+    /* This lane's weights of a tile: [64 of 128][which 128]. */
+    __device__ __forceinline__ static Tile take(const u8 *tile) {
+        int lane = threadIdx.x % LANES, row = lane / 4, q = lane % 4;
+        const uint4 *pieces = (const uint4 *)tile;
+        Tile t;
+#pragma unroll
+        for (int i = 0; i < 4; i++) t.piece[i] = pieces[place(row, i / 2 * 4 + i % 2 * 8 + q)];
+        return t;
+    }
+
     /* sums += one tile. */
     template <int X>
-    __device__ __forceinline__ static void add(const Work &w, Cursor at, const u8 *tile, Input in,
+    __device__ __forceinline__ static void add(const Work &w, Cursor at, const Tile &t, Input in,
                                                const float *scales, Sums_<X> &sums) {
         int lane = threadIdx.x % LANES, row = lane / 4, q = lane % 4;
         int column = row < 2 * PARTS_OF_X ? row : row - 2 * PARTS_OF_X; /* of B; 6 and 7 unused */
         const uint4 *xs = (const uint4 *)in.x + (at.chunk * 8 * PARTS_OF_X + column) * 4 + q;
-        const uint4 *pieces = (const uint4 *)tile;
         float c[X][2][4] = {};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint4 first = pieces[place(row, h * 4 + q)], other = pieces[place(row, h * 4 + 8 + q)];
+            uint4 first = t.piece[h * 2], other = t.piece[h * 2 + 1];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 u32 a[2][4]; /* of two steps */

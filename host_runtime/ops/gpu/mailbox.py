@@ -25,7 +25,8 @@ POSTED, LAYER, ANSWERED, FLAG_WORDS = 0, 1, 16, 32
 SEQUENCE_WORDS = 4  # number of the newest call, 1 if a wait was given up, the call taken last
 # About 1 us a look over the bus: the CPU's own deadline answers long before this gives up.
 _LOOKS_MAX = 60_000_000
-_ADD_THREADS = 64  # few, so that many multiprocessors read from the host at once
+# Few, so that many multiprocessors read from the host at once; many, where none does.
+_ANSWER_THREADS, _ADD_THREADS = 64, 256
 
 
 class Addition(ctypes.Structure):
@@ -60,13 +61,15 @@ def add_parts(
     added: torch.Tensor,
     answer: Answer | None = None,
     *,
+    spread: bool = False,
     gain: torch.Tensor | None = None,
     split: SplitRow | None = None,
 ) -> None:
     """x [1, D] += the sum of added [parts, D], and the newest call's answer, which is waited for.
 
     One thread looks: each look crosses the bus, and looks of several warps queue up behind each
-    other. `split` becomes x * gain [D], split, and the squares of x.
+    other. `spread` over many programs, as answers need it. `split` becomes x * gain [D], split, and
+    the squares of x.
     """
     size, a = x.shape[-1], answer
     argument = Addition(
@@ -75,8 +78,8 @@ def add_parts(
         gain.data_ptr() if gain is not None else None, *(split.pointers() if split else NO_SPLIT),
         size, added.shape[0], _LOOKS_MAX,
     )  # fmt: skip
-    programs = -(-size // (4 * _ADD_THREADS))
-    kernels.launch("mailbox.cu", "add_parts", programs, _ADD_THREADS, 0, [argument])
+    threads = _ANSWER_THREADS if spread or answer else _ADD_THREADS
+    kernels.launch("mailbox.cu", "add_parts", -(-size // (4 * threads)), threads, 0, [argument])
 
 
 def wait_for_answer(sequence: torch.Tensor, flags: torch.Tensor) -> None:

@@ -5,6 +5,7 @@
 struct Plain {
     static constexpr int ROWS = 4;
     static constexpr bool SCALED = false;
+    static constexpr int HELD = 8; /* units of 4 columns of x a thread */
 
     template <int X> struct Sums_ {
         float sum[X][ROWS];
@@ -60,27 +61,52 @@ struct Plain {
         int begin = w.first_chunk * CHUNK, count = w.chunks * CHUNK;
         const float *x = p.x + n * p.x_stride + begin;
         float squares = 0.0f;
-        if (n == 0) wait_for_previous();
-#pragma unroll 4
-        for (int at = threadIdx.x * 4; at < count; at += THREADS * 4) {
-            float4 v = {0, 0, 0, 0}, other = v;
-            if (begin + at < p.columns) {
-                v = load_4(x + at);
-                if (is<NORMED_INPUT, INPUT>(p)) other = load_4(p.gain + begin + at);
-                if (is<SILU_INPUT, INPUT>(p)) other = load_4(x + p.columns + at);
+        bool waits = n == 0;
+        for (int block = 0; block < count; block += HELD * THREADS * 4) { /* one, as a rule */
+            float4 v[HELD], other[HELD];
+            if (is<NORMED_INPUT, INPUT>(p)) load_units(p, p.gain + begin, block, w, other);
+            if (waits) wait_for_previous();
+            waits = false;
+            load_units(p, x, block, w, v);
+            if (is<SILU_INPUT, INPUT>(p)) load_units(p, x + p.columns, block, w, other);
+#pragma unroll
+            for (int i = 0; i < HELD; i++) {
+                int at = block + (i * THREADS + threadIdx.x) * 4;
+                if (at >= count) break;
+                if (is<NORMED_INPUT, INPUT>(p)) squares += squares_of(v[i]);
+                int place = (at / CHUNK * X + n) * 2 + at / 4 % 2;
+                in.x[place * LANES + at % CHUNK / 8] = prologue_4<INPUT>(p, v[i], other[i]);
             }
-            if (is<NORMED_INPUT, INPUT>(p)) squares += squares_of(v);
-            int place = (at / CHUNK * X + n) * 2 + at / 4 % 2;
-            in.x[place * LANES + at % CHUNK / 8] = prologue_4<INPUT>(p, v, other);
         }
         if (!is<NORMED_INPUT, INPUT>(p)) return;
         squares = warp_sum(squares);
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }
 
+    /* This thread's columns from `block` on; zeros beyond the matrix. */
+    __device__ __forceinline__ static void load_units(const Product &p, const float *from,
+                                                      int block, const Work &w, float4 *v) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            int at = block + (i * THREADS + threadIdx.x) * 4;
+            bool inside = at < w.chunks * CHUNK && w.first_chunk * CHUNK + at < p.columns;
+            v[i] = inside ? load_4(from + at) : float4{0, 0, 0, 0};
+        }
+    }
+
+    /* This lane's weights of a tile: [row]. */
+    __device__ __forceinline__ static Tile take(const u8 *tile) {
+        Tile t;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            t.piece[i] = ((const uint4 *)tile)[i * LANES + threadIdx.x % LANES];
+        }
+        return t;
+    }
+
     /* sums += one tile. */
     template <int X>
-    __device__ __forceinline__ static void add(const Work &, Cursor at, const u8 *tile, Input in,
+    __device__ __forceinline__ static void add(const Work &, Cursor at, const Tile &t, Input in,
                                                const float *, Sums_<X> &sums) {
         int lane = threadIdx.x % LANES;
 #pragma unroll
@@ -89,7 +115,7 @@ struct Plain {
             float4 a = xs[0], b = xs[LANES];
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
-                uint4 w = ((const uint4 *)tile)[i * LANES + lane];
+                uint4 w = t.piece[i];
                 float sum = sums.sum[n][i];
                 sum = add_pair(w.x, a.x, a.y, sum);
                 sum = add_pair(w.y, a.z, a.w, sum);

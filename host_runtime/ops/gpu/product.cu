@@ -71,7 +71,8 @@ __device__ __forceinline__ void finish_group(const Product &p, const Work &w, in
 /* Of a ring's stages the oldest is there. */
 __device__ __forceinline__ void wait_for_oldest(int stages) {
     wait_for_copies<5>();
-    if (stages < 6) wait_for_copies<3>();
+    if (stages < 6) wait_for_copies<4>();
+    if (stages < 5) wait_for_copies<3>();
     if (stages < 4) wait_for_copies<2>();
     __syncwarp();
 }
@@ -111,10 +112,11 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
     typename Kind::template Sums_<X> acc = {};
     for (int tile = w.tiles_begin; tile < w.tiles_end; tile++) {
         wait_for_oldest(p.stages);
-        Kind::template add<X>(w, at, ring + at.stage * TILE, in, scales, acc);
-        __syncwarp();
+        Tile weights = Kind::take(ring + at.stage * TILE);
+        __syncwarp(); /* the next tile may take its place */
         if (asked++ < w.tiles_end) Kind::fetch(p, w, ahead);
         commit_copies();
+        Kind::template add<X>(w, at, weights, in, scales, acc);
         if (at.chunk + 1 == w.chunks || tile + 1 == w.tiles_end) {
             finish_group<Kind, X>(p, w, at.group, acc, cut[warp], factor);
         }

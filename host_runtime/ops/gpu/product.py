@@ -18,13 +18,15 @@ WARPS, LANES, CHUNK, TILE = 8, 32, 256, 2048
 _CODES_ROWS, _PLAIN_ROWS, _CODES_COLUMNS_MAX = 8, 4, 8192
 _CODES_X_BYTES, _PLAIN_X_BYTES = 6, 4  # of one input in shared memory
 _PART_COLUMNS_MAX = 8192  # of one partial sum: more input would leave little room for weights
-_STAGES = (6, 4, 3)
+_STAGES = (6, 5, 4, 3)
 _INPUTS = {"none": 0, "norm": 1, "silu": 2}  # as in tiles.cuh
+# Of a group of plain rows, and of their input, which nobody splits: in times of an FP8 group.
+_PLAIN_COST, _PLAIN_INPUT_COST = 1.2, 1.0
 _SHORT = 8 * WARPS * LANES  # columns of an input that the kernel for any input takes unsplit
 _RESERVED_BYTES = 1024  # of a block's shared memory, by the driver
 # Of a multiprocessor's memory a wide product takes more than half, so that no two blocks of one
 # share a multiprocessor, but leaves room for a narrow one, which comes before or after it.
-_WIDE_BYTES = 118784
+_WIDE_BYTES = 135168
 
 
 class Product(ctypes.Structure):
@@ -140,9 +142,7 @@ def _cut(
     """The cut for these sizes, or None if the input leaves no room for rings."""
     groups8, groups_plain = -(-rows8 // _CODES_ROWS), -(-plain // _PLAIN_ROWS)
     per_part = max(2, (kernels.multiprocessors - 1) // parts)  # one is left for a block beside
-    share = round(per_part * 2 * plain / (rows8 + 2 * plain))  # plain rows are twice as long
-    least, most = int(plain > 0), per_part - int(rows8 > 0)
-    programs_plain = min(max(share, least), most, groups_plain)
+    programs_plain = _programs_plain(per_part, groups8, groups_plain)
     programs8 = min(per_part - programs_plain, groups8)
     chunks = (columns + CHUNK * parts - 1) // (CHUNK * parts)
     if rows8 and chunks * CHUNK > _CODES_COLUMNS_MAX:
@@ -163,3 +163,16 @@ def _cut(
                 least = _WIDE_BYTES if wide else 0
                 return Cut(programs8, programs_plain, chunks * CHUNK, stages, max(size, least))
     return None
+
+
+def _programs_plain(programs: int, groups8: int, groups_plain: int) -> int:
+    """How many of so many programs have the plain rows, so that the last one ends soonest."""
+    if not groups8 or not groups_plain:
+        return min(programs, groups_plain)
+
+    def slowest(plain: int) -> tuple[float, int]:
+        longest8 = -(-groups8 // (programs - plain))
+        longest = _PLAIN_COST * -(-groups_plain // plain) + _PLAIN_INPUT_COST
+        return max(longest8, longest), plain
+
+    return min(range(1, min(programs, groups_plain + 1)), key=slowest)

@@ -6,6 +6,11 @@ constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * LANES;
 constexpr int TILE = 2048; /* bytes */
 
+/* A lane's part of a tile. */
+struct Tile {
+    uint4 piece[TILE / 16 / LANES];
+};
+
 /* ANY_INPUT: what Product.input says. */
 enum { PLAIN_INPUT, NORMED_INPUT, SILU_INPUT, ANY_INPUT };
 
@@ -23,7 +28,7 @@ struct Product {
     int rows8, plain_rows, columns; /* columns: a multiple of 16 */
     int parts;
     int programs8, programs_plain; /* of each part */
-    int stages;                    /* of a warp's ring: 3, 4 or 6 */
+    int stages;                    /* of a warp's ring: 3 to 6 */
     int input, square_count;
     float eps;
 };
