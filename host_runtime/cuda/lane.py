@@ -31,10 +31,16 @@ class Widths:
 
 
 class Lane:
-    """Buffers of one lane. `mailbox` is None in a lane without routed experts (baselines)."""
+    """Buffers of one lane. `normed` [1, D] and `logits` [1, V] are its rows of the model's."""
 
-    def __init__(self, config: ModelConfig, widths: Widths, device: torch.device) -> None:
-        c = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        widths: Widths,
+        normed: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> None:
+        c, device = config, normed.device
 
         def floats(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, device=device)
@@ -44,7 +50,7 @@ class Lane:
         self.sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=device)
         self.mailbox = Mailbox(c.num_experts_per_tok, c.hidden_size)
         self.x = floats(1, c.hidden_size)  # residual
-        self.normed = floats(1, c.hidden_size)
+        self.normed = normed  # the output of the last norm
         self.hidden = floats(1, c.hidden_size)  # the MTP module's input
         self.zeros = floats(1, c.hidden_size)
         self.joined = floats(1, 2 * c.hidden_size)
@@ -62,7 +68,7 @@ class Lane:
         self.x_split = split_row(c.hidden_size, device)  # x, times the next norm's gain
         self.values_split = split_row(c.num_attention_heads * c.v_head_dim, device)
         self.selected = torch.zeros(c.index_topk, dtype=torch.int32, device=device)
-        self.logits = floats(1, c.vocab_size)
+        self.logits = logits
         self.choice_parts = torch.zeros(
             greedy_parts(c.vocab_size), 4, dtype=torch.float64, device=device
         )

@@ -27,7 +27,7 @@ from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
 from host_runtime.layers.leapfrog import LayerStart, leapfrog
 from host_runtime.ops.gpu.index import choice_workspace
-from host_runtime.ops.gpu.linear import linear
+from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, linear
 from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm, embed_norm
 from host_runtime.ops.gpu.router import RouteCall, route
@@ -106,7 +106,12 @@ class GpuModel:
                 *((one.first, one.second, one.gate_up) for one in every), strict=True
             )
         ))  # fmt: skip
-        self.lanes = [Lane(config, widths, self.card) for _ in range(LANES_MAX)]
+        self._normed = torch.zeros(LANES_MAX, config.hidden_size, device=self.card)
+        self._logits = torch.zeros(LANES_MAX, config.vocab_size, device=self.card)
+        self.lanes = [
+            Lane(config, widths, self._normed[i : i + 1], self._logits[i : i + 1])
+            for i in range(LANES_MAX)
+        ]
         self.link = CallLink(self.lanes)
         self._scores = torch.zeros(max(positions, config.index_topk), device=self.card)
         self._choice_work = choice_workspace(self._scores.shape[0], self.card)
@@ -187,8 +192,8 @@ class GpuModel:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, D] -> [n, vocabulary], each row by itself."""
-        return torch.cat([linear(row[None], self.head) for row in hidden])
+        """[n, D] -> [n, vocabulary]; a row's bits do not depend on the others."""
+        return row_products(hidden, self.head)
 
     @torch.inference_mode()
     def mtp_forward(
@@ -226,7 +231,7 @@ class GpuModel:
         """Output of mtp_forward [n, D] -> logits of the tokens at i + 2.. [n, vocabulary]."""
         if self.mtp is None:
             raise ValueError("the model has no MTP module")
-        return torch.cat([linear(row[None], self.mtp.head) for row in hidden])
+        return row_products(hidden, self.mtp.head)
 
     def _rows(self, layer: int, cache: GpuSequenceCache) -> LayerCaches:
         whole, begin, end = self.pool.layers[layer], cache.base, cache.base + cache.capacity
@@ -238,7 +243,7 @@ class GpuModel:
         graph = self.graph(StepKind(count, self.scores_size(length), mtp))
         with self.link.serving(experts):
             graph.replay()
-            hidden = torch.cat([lane.normed for lane in self.lanes[:count]])
+            hidden = self._normed[:count].clone()
             gave_up = [bool(lane.sequence[1]) for lane in self.lanes[:count]]  # waits for the step
         if any(gave_up):
             for lane in self.lanes:
@@ -318,8 +323,8 @@ class GpuModel:
                 for lane in lanes:
                     layer.decode_finish(lane, final, call=kind.calls, last=True)
         if kind.head:
+            linear(self._normed[: kind.lanes], self.head, self._logits[: kind.lanes])
             for lane in lanes:
-                linear(lane.normed, self.head, lane.logits)
                 greedy(lane.logits[0], lane.choice_parts, lane.choice)
 
     def _enter(self, lane: Lane, *, mtp: bool) -> None:
@@ -334,6 +339,11 @@ class GpuModel:
         add_norm(lane.hidden, lane.zeros, m.hidden_norm, eps, lane.joined[:, size:])
         linear(lane.joined, m.eh_proj, lane.x)
         add_norm(lane.x, lane.zeros, m.layer.input_norm, eps, lane.normed)
+
+
+def row_products(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """[n, N] of x [n, K], as many rows at a time as have the bits of each one alone."""
+    return torch.cat([linear(rows, matrix) for rows in torch.split(x, GEMV_ROWS_MAX)])
 
 
 def rotation_table(config: ModelConfig, positions: int) -> torch.Tensor:

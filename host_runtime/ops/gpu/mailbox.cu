@@ -60,7 +60,7 @@ extern "C" __global__ void add_parts(Addition a) {
     bool inside = at < a.size;
     float4 sum = {0, 0, 0, 0}, x = sum, gain = sum;
     release_next();
-    if (a.pieces) gain = *(const float4 *)(a.gain + at); /* then the size is a multiple of 256 */
+    if (a.pieces && inside) gain = *(const float4 *)(a.gain + at);
     wait_for_previous();
     if (inside) {
         x = load_4(a.x + at);
@@ -74,7 +74,7 @@ extern "C" __global__ void add_parts(Addition a) {
     }
     add_4(x, sum);
     if (inside) *(float4 *)(a.x + at) = x;
-    if (!a.pieces) return;
+    if (!a.pieces || !inside) return; /* whole warps: then the size is a multiple of 256 */
     float squares = warp_sum(x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w));
     if (threadIdx.x % LANES == 0) a.squares[at / 128] = squares;
     split_block(a.pieces, a.piece_scales, at,
