@@ -17,6 +17,17 @@ needs_cuda = pytest.mark.skipif(
 )
 
 
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Host memory as the card sees it."""
+    return tensor.pin_memory() if HAS_CUDA else tensor
+
+
+def finish() -> None:
+    """Wait for the card, if there is one."""
+    if HAS_CUDA:
+        torch.cuda.synchronize()
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

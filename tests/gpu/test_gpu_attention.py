@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_cuda, normal, relative_error, state
+from gpu_kit import (
+    DEVICE,
+    HAS_CUDA,
+    fp8,
+    needs_cuda,
+    needs_triton,
+    normal,
+    relative_error,
+    state,
+)
 
 from host_runtime.ops.attention import attend_prefix, attend_selected
 from host_runtime.ops.index import hadamard_matrix, index_scores, top_k_lower_position
@@ -15,12 +24,13 @@ from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_half_split, rope_interleaved
 from host_runtime.ops.router import choose_experts
 
-pytestmark = [needs_cuda, pytest.mark.usefixtures("kernels")]
+pytestmark = [needs_triton, pytest.mark.usefixtures("cpp_kernels")]
 
 F32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 6e-3  # operands rounded to 8 bits, results accumulated in float32
-CONTEXTS = (1, 63, 64, 2047, 2048, 2049, 16384, 65536) if HAS_CUDA else (1, 63, 64, 300)
-HEADS, LATENT, ROPE, NOPE, VALUE = (128, 512, 64, 128, 128) if HAS_CUDA else (8, 128, 32, 32, 32)
+CONTEXTS = (1, 63, 64, 2047, 2048, 2049, 16384, 65536) if HAS_CUDA else (1, 2, 63, 64, 300, 2100)
+DTYPES = [torch.float32, torch.bfloat16] if HAS_CUDA else [torch.bfloat16]
+HEADS, LATENT, ROPE, NOPE, VALUE = (128, 512, 64, 128, 128) if HAS_CUDA else (20, 512, 64, 32, 32)
 BASE = 5
 
 
@@ -54,7 +64,7 @@ def values_of(mixed: torch.Tensor) -> torch.Tensor:
     return torch.einsum("hl,hvl->hv", mixed[0].double(), w_uv)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_prefix_attention(context: int, dtype: torch.dtype) -> None:
     query, cache = attention_case(context, dtype)
@@ -66,7 +76,7 @@ def test_prefix_attention(context: int, dtype: torch.dtype) -> None:
     assert relative_error(found, values_of(mixed)) < limit
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_gathered_attention(context: int, dtype: torch.dtype) -> None:
     top_k = 2048 if HAS_CUDA else 64
@@ -86,7 +96,8 @@ def test_gathered_attention(context: int, dtype: torch.dtype) -> None:
         assert torch.equal(found, run_attention(query, cache, context, None))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
     from host_runtime.ops.gpu.index import choice_workspace, top_positions
@@ -113,6 +124,7 @@ def test_index_scores_and_choice(context: int, dtype: torch.dtype) -> None:
     assert len(best & set(selected[:count].tolist())) >= 0.98 * count
 
 
+@needs_cuda
 @pytest.mark.parametrize("context", [3000, 32768, 163840])
 @pytest.mark.parametrize("kind", ["rounded", "equal", "nan"])
 def test_choice_of_many_positions(context: int, kind: str) -> None:
@@ -202,6 +214,7 @@ def test_prepare_equals_reference() -> None:
     assert torch.equal(key_cache.isfinite().all(1), touched)
 
 
+@needs_cuda
 @pytest.mark.parametrize("seed", range(8))
 def test_router_equals_reference(seed: int) -> None:
     from host_runtime.ops.gpu.router import route
@@ -227,6 +240,7 @@ def test_router_equals_reference(seed: int) -> None:
     assert torch.equal(payload, hidden)
 
 
+@needs_cuda
 def test_norms_equal_reference() -> None:
     from host_runtime.ops.gpu.norm import add_norm, embed_norm
 
@@ -243,6 +257,7 @@ def test_norms_equal_reference() -> None:
     assert relative_error(out[0], rms_norm(x[0], gain, 1e-6)) < F32_TOLERANCE
 
 
+@needs_cuda
 @pytest.mark.parametrize("vocabulary", [384, 129280 if HAS_CUDA else 5000])
 def test_greedy_choice(vocabulary: int) -> None:
     from host_runtime.ops.gpu.sample import greedy, greedy_parts

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kit import DEVICE, fp8, needs_cuda, normal, relative_error
+from gpu_kit import DEVICE, finish, fp8, needs_cuda, needs_triton, normal, pinned, relative_error
 
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.router import choose_experts
 
-pytestmark = needs_cuda
+pytestmark = [needs_triton, pytest.mark.usefixtures("compiled_kernels")]
 SIZE = 7168
 
 
@@ -40,16 +40,16 @@ def test_choice_beside_a_product(experts: int, groups: int, top_k: int, seed: in
     if seed == 7:
         logits = logits.round()  # ties: the lower expert wins
         bias.zero_()
-    ids = torch.full((top_k,), -1, dtype=torch.int16).pin_memory()
-    weights = torch.full((top_k,), torch.nan).pin_memory()
+    ids = pinned(torch.full((top_k,), -1, dtype=torch.int16))
+    weights = pinned(torch.full((top_k,), torch.nan))
     sequence = torch.tensor([41, 0, 0, 0], dtype=torch.int32, device=DEVICE)
-    flags = torch.zeros(32, dtype=torch.int32).pin_memory()
+    flags = pinned(torch.zeros(32, dtype=torch.int32))
     beside = route_beside(logits, bias, config, ids, weights, RouteCall(sequence, flags, 9))
     assert beside is not None
     x = normal(seed + 200, 1, 256)
     out = torch.full((1, 64), torch.nan, device=DEVICE)
     partial_linear(x, small_matrix(), out, route=beside)
-    torch.cuda.synchronize()
+    finish()
     alone = torch.empty_like(out)
     assert torch.equal(partial_linear(x, small_matrix(), alone), out)
     wanted, wanted_weights = choose_experts(
@@ -68,11 +68,11 @@ def test_payload_beside_a_product(size: int, dtype: torch.dtype) -> None:
     from host_runtime.ops.gpu.router import route_payload
 
     x, gain = normal(1, size) * 5, normal(2, size)
-    payload = torch.full((size,), torch.nan, dtype=dtype).pin_memory()
+    payload = pinned(torch.full((size,), torch.nan, dtype=dtype))
     beside = route_payload(x, gain, 1e-6, payload)
     assert beside is not None
     linear(normal(4, 1, 256), small_matrix(), route=beside)
-    torch.cuda.synchronize()
+    finish()
     limit = 1e-6 if dtype == torch.float32 else 4e-3
     assert relative_error(payload, rms_norm(x, gain, 1e-6).cpu()) < limit
 
@@ -101,8 +101,8 @@ def test_answers_are_waited_for_and_added() -> None:
         adds_parts,
     )
 
-    flags = torch.zeros(FLAG_WORDS, dtype=torch.int32).pin_memory()
-    result = torch.zeros(1, SIZE).pin_memory()
+    flags = pinned(torch.zeros(FLAG_WORDS, dtype=torch.int32))
+    result = pinned(torch.zeros(1, SIZE))
     sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=DEVICE)
     answered = ctypes.c_int32.from_address(flags[ANSWERED:].data_ptr())
     x, added = normal(1, 1, SIZE), normal(2, 2, SIZE)
@@ -112,7 +112,7 @@ def test_answers_are_waited_for_and_added() -> None:
         sequence[0] = call
         value = torch.full((1, SIZE), float(call))
         expected = x + (added.sum(0, keepdim=True) + value.to(DEVICE))
-        torch.cuda.synchronize()
+        finish()
 
         def answer(value: torch.Tensor = value, call: int = call) -> None:
             result.copy_(value)
@@ -121,12 +121,13 @@ def test_answers_are_waited_for_and_added() -> None:
         thread = threading.Timer(0.002, answer)
         thread.start()
         add_parts(kernels, x, added, Answer(sequence, flags, result))
-        torch.cuda.synchronize()
+        finish()
         thread.join()
         assert torch.equal(x, expected)
     assert sequence.tolist()[:3] == [20, 0, 20]
 
 
+@needs_cuda
 def test_old_cards_would_be_served_too() -> None:
     """The sources compile for every architecture that the capability check accepts."""
     from host_runtime.ops.gpu.compiled import SOURCES, compile_source, load_nvrtc

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_kit import DEVICE, fp8, needs_cuda, normal, relative_error
+from gpu_kit import DEVICE, HAS_CUDA, fp8, needs_triton, normal, relative_error
 from test_gpu_linear import TOLERANCE, build
 
 from host_runtime.ops.norm import rms_norm
 
-pytestmark = needs_cuda
+pytestmark = [needs_triton, pytest.mark.usefixtures("compiled_kernels")]
 EPS = 1e-6
+SHAPES = (
+    ((2240, 7168, 64), (4096, 7168, 256), (7, 256, 3)) if HAS_CUDA else ((7, 256, 3), (70, 2048, 5))
+)
+HEADS, ROWS = (128, 7168) if HAS_CUDA else (16, 160)  # of the output projection
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
-@pytest.mark.parametrize("shape", [(2240, 7168, 64), (4096, 7168, 256), (7, 256, 3)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_residual_sum_is_split_for_the_next_product(
     shape: tuple[int, int, int], size: float
 ) -> None:
@@ -45,7 +49,7 @@ def test_attention_splits_its_values_for_the_output_projection() -> None:
     from host_runtime.ops.gpu.split import split_row
     from host_runtime.ops.matrix import Matrix
 
-    heads, latent, nope, value = 128, 512, 128, 128
+    heads, latent, nope, value = HEADS, 512, 128, 128
     parts = normal(1, SPLITS, heads, latent)
     sums = torch.stack((normal(2, SPLITS, heads), normal(3, SPLITS, heads).abs()), -1)
     codes, scale, _ = fp8(4, heads * (nope + value), latent)
@@ -54,8 +58,8 @@ def test_attention_splits_its_values_for_the_output_projection() -> None:
     split = merge_values(parts, sums, kv_b, nope, out, split_row(heads * value, DEVICE))
     assert split is not None
 
-    matrix, meant = build(9, 7168, heads * value, 0)
-    sums_of_parts = torch.full((column_parts(heads * value), 7168), torch.nan, device=DEVICE)
+    matrix, meant = build(9, ROWS, heads * value, 0)
+    sums_of_parts = torch.full((column_parts(heads * value), ROWS), torch.nan, device=DEVICE)
     row = out.view(1, -1)
     found = partial_linear(row, matrix, sums_of_parts, split=split).clone()
     assert torch.equal(found, partial_linear(row, matrix, sums_of_parts))

@@ -232,7 +232,7 @@ __device__ __forceinline__ void store_part(const Attend &a, const Part &part, co
 }
 
 template <int ROWS> __device__ __forceinline__ void attend_part(const Attend &a) {
-    extern __shared__ __align__(16) u8 bytes[];
+    BLOCK_MEMORY(bytes);
     Shared<ROWS> &s = *(Shared<ROWS> *)bytes;
     Part part = find_part(a); /* the host writes the state, before the step begins */
     float acc[8][4] = {};

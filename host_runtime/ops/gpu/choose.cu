@@ -56,10 +56,7 @@ __device__ __forceinline__ void meet(Workspace *work) {
         } else {
             u32 seen;
             do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                             : "=r"(seen)
-                             : "l"(&work->generation)
-                             : "memory");
+                seen = look_at((const int *)&work->generation);
             } while (seen == generation);
         }
         __threadfence();
@@ -86,12 +83,6 @@ __device__ __forceinline__ u32 sum_before(u32 value, u32 *warps, u32 &total) {
         total += warps[i];
     }
     return before;
-}
-
-__device__ __forceinline__ u32 load_word(const u32 *pointer) {
-    u32 v;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
-    return v;
 }
 
 /* The bin in which the `wanted`-th largest key lies; s.before = keys in higher bins. */

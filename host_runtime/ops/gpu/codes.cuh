@@ -14,15 +14,6 @@
 constexpr int HELD = 4; /* pieces of 8 columns of x a thread */
 constexpr int CODES_COLUMNS_MAX = HELD * 8 * THREADS;
 
-/* c += A B */
-__device__ __forceinline__ void multiply_16(float *c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
-                                            u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 struct Codes {
     static constexpr int ROWS = 8;
     static constexpr bool SCALED = true;
@@ -231,8 +222,8 @@ struct Codes {
 #pragma unroll
                 for (int n = 0; n < X; n++) {
                     uint4 b = xs[n * x_units(w) + (h * 2 + half) * 2 * PARTS_OF_X * 4];
-                    multiply_16(c[n][0], a[0][0], a[0][1], a[0][2], a[0][3], b.x, b.y);
-                    multiply_16(c[n][1], a[1][0], a[1][1], a[1][2], a[1][3], b.z, b.w);
+                    multiply_half(c[n][0], a[0][0], a[0][1], a[0][2], a[0][3], b.x, b.y);
+                    multiply_half(c[n][1], a[1][0], a[1][1], a[1][2], a[1][3], b.z, b.w);
                 }
             }
         }

@@ -24,7 +24,15 @@ SOURCES = (
     "product.cu", "prepare.cu", "attend.cu", "merge.cu", "norm.cu", "choose.cu", "mailbox.cu",
 )  # fmt: skip
 SETTING = "DUCKCTL_GPU_KERNELS"
-HEADERS = ("support.cuh", "split.cuh", "tiles.cuh", "codes.cuh", "plain.cuh", "route.cuh")
+HEADERS = (
+    "machine.cuh",
+    "support.cuh",
+    "split.cuh",
+    "tiles.cuh",
+    "codes.cuh",
+    "plain.cuh",
+    "route.cuh",
+)
 _FOLDER = Path(__file__).parent
 # CUfunction_attribute
 _STATIC_SHARED_SIZE, _MAX_DYNAMIC_SHARED_SIZE, _PREFERRED_SHARED_CARVEOUT = 1, 8, 9

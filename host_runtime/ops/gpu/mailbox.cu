@@ -16,12 +16,6 @@ struct Addition {
 };
 static_assert(sizeof(Addition) == ADDITION_BYTES, "mailbox.py");
 
-__device__ __forceinline__ int look_at_host(const int *flag) {
-    int seen;
-    asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-    return seen;
-}
-
 /* One thread looks over the bus, where looks queue up; the other blocks look at what it found. */
 __device__ __forceinline__ void await_answer(const Addition &a) {
     int number = *(volatile int *)a.sequence, seen;
@@ -33,28 +27,15 @@ __device__ __forceinline__ void await_answer(const Addition &a) {
                 break;
             }
         }
-        asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(a.sequence + 2), "r"(number)
-                     : "memory");
+        raise_flag(a.sequence + 2, number);
         return;
     }
     do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                     : "=r"(seen)
-                     : "l"(a.sequence + 2)
-                     : "memory");
+        seen = look_at(a.sequence + 2);
     } while (seen != number);
 }
 
-/* Over the bus. Many blocks read, because one multiprocessor has few such reads at a time. */
-__device__ __forceinline__ float4 load_host_4(const float *pointer) {
-    float4 v;
-    asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(pointer)
-                 : "memory");
-    return v;
-}
-
+/* Many blocks read the result: one multiprocessor has few reads of host memory at a time. */
 extern "C" __global__ void add_parts(Addition a) {
     int at = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
     bool inside = at < a.size;

@@ -241,7 +241,7 @@ __device__ __forceinline__ void absorb(const Prepare &p, int block, u8 *shared) 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 9) prepare_attention(Prepare p) {
-    extern __shared__ __align__(16) u8 shared[];
+    BLOCK_MEMORY(shared);
     int index_blocks = (p.index_heads + WARPS - 1) / WARPS;
     int turn_blocks = (p.heads + TURN_HEADS - 1) / TURN_HEADS, block = blockIdx.x;
     int small_blocks = 2 + index_blocks + turn_blocks;

@@ -81,7 +81,7 @@ __device__ __forceinline__ void wait_for_oldest(int stages) {
  * size. `program` of `programs` for this kind of rows. */
 template <typename Kind, int X, int INPUT>
 __device__ __forceinline__ void multiply(const Product &p, int program, int programs) {
-    extern __shared__ __align__(16) u8 shared[];
+    BLOCK_MEMORY(shared);
     Work w = find_work<Kind>(p, program, programs);
     int warp = threadIdx.x / LANES;
     u8 *ring = shared + warp * p.stages * TILE;

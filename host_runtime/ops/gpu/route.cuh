@@ -127,12 +127,12 @@ __device__ __forceinline__ void post_call(const Route &r) {
     *(volatile int *)r.sequence = number;
     *(volatile int *)(r.flags + 1) = r.layer;
     __threadfence_system();
-    asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(r.flags), "r"(number) : "memory");
+    raise_flag_for_host(r.flags, number);
 }
 
 /* One block. Shared memory: 2 * experts floats, or one per warp. */
 __device__ __forceinline__ void serve_call(const Route &r) {
-    extern __shared__ __align__(16) u8 shared[];
+    BLOCK_MEMORY(shared);
     float *score = (float *)shared, *biased = score + r.experts;
     release_next();
     wait_for_previous();

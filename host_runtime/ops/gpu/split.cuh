@@ -16,12 +16,6 @@ struct HalfPieces {
     uint4 part[PARTS_OF_X]; /* 8 columns each */
 };
 
-__device__ __forceinline__ u32 half2_bits(float low, float high) {
-    u32 bits;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return bits;
-}
-
 /* Two floats as three pairs of halves. */
 __device__ __forceinline__ void split_2(float a, float b, u32 &high, u32 &middle, u32 &low) {
     float a1, b1;
