@@ -46,9 +46,10 @@ class Lane:
             return torch.zeros(*shape, device=device)
 
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
-        self.staged_state = torch.zeros(STATE_WORDS, dtype=torch.int32).pin_memory()
+        pinned = device.type == "cuda"
+        self.staged_state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=pinned)
         self.sequence = torch.zeros(SEQUENCE_WORDS, dtype=torch.int32, device=device)
-        self.mailbox = Mailbox(c.num_experts_per_tok, c.hidden_size)
+        self.mailbox = Mailbox(c.num_experts_per_tok, c.hidden_size, pinned=pinned)
         self.x = floats(1, c.hidden_size)  # residual
         self.normed = normed  # the output of the last norm
         self.hidden = floats(1, c.hidden_size)  # the MTP module's input

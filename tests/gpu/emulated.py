@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import re
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+# Architecture, and whether copies to shared memory arrive as late as they may or at once.
+EMULATED = {"emulated": (900, True), "emulated-old": (800, False)}
 _EMULATOR = Path(__file__).parent / "emulator" / "machine.cuh"
 _KERNEL = re.compile(r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(', re.M)
 _PRODUCT = re.compile(r"^PRODUCT\((\d), (\w+), \w+\)$", re.M)
@@ -90,3 +94,21 @@ def _compile(folder: Path, name: str, options: list[str]) -> subprocess.Popen[st
         [*command, str(wrapper), "-o", str(folder / f"{name}.so")],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def emulator(emulators: dict[str, Any], name: str) -> EmulatedKernels:
+    """The kernels of that name in EMULATED, compiled once: `emulators` is the fixture."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is missing, which compiles the emulated kernels")
+    if name not in emulators:
+        folder: Path = emulators["folder"].mktemp(name)
+        emulators[name] = EmulatedKernels(folder, *EMULATED[name])
+    found: EmulatedKernels = emulators[name]
+    return found
+
+
+def replace_compiled(monkeypatch: pytest.MonkeyPatch, found: EmulatedKernels | None) -> None:
+    """`compiled(device)` gives `found` wherever it is used."""
+    for name in ("attend", "index", "mailbox", "norm", "prepare", "product", "split"):
+        module = importlib.import_module(f"host_runtime.ops.gpu.{name}")
+        monkeypatch.setattr(module, "compiled", lambda device: found)

@@ -3,13 +3,13 @@ before it have ended must not be what they write."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from emulated import replace_compiled
 from gpu_kit import needs_cuda, relative_error
 
 pytestmark = needs_cuda
@@ -95,9 +95,7 @@ def test_compiled_and_triton_kernels_agree(
     gpu, cache = model
     wanted = decode(gpu, cache, length, [17, 4711])
     graphs = dict(gpu._graphs)
-    for name in ("attend", "index", "mailbox", "norm", "prepare", "product"):
-        module = importlib.import_module(f"host_runtime.ops.gpu.{name}")
-        monkeypatch.setattr(module, "compiled", lambda device: None)
+    replace_compiled(monkeypatch, None)
     gpu._graphs.clear()
     try:
         found = decode(gpu, cache, length, [17, 4711])

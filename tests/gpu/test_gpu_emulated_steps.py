@@ -1,0 +1,123 @@
+"""Whole decode steps of ducklet without a card: CUDA C++ kernels emulated, Triton's interpreted.
+
+Steps run launch by launch where a card replays a graph; everything else is what a card runs: lanes,
+mailboxes and the threads that answer them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated import EMULATED, emulator, replace_compiled
+from gpu_kit import HAS_CUDA, HAS_TRITON, relative_error
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed"),
+    pytest.mark.skipif(HAS_CUDA, reason="a card is there, which runs the steps itself"),
+    pytest.mark.slow,
+]
+DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
+POSITIONS = 256
+F32_TOLERANCE = 2e-5
+
+
+class Replayed:
+    """In the place of a captured graph."""
+
+    def __init__(self, run: Any) -> None:
+        self.replay = run
+
+
+def plain_attend(
+    state: torch.Tensor,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    selected: torch.Tensor | None,
+    scale: float,
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    latent: int,
+) -> None:
+    """ops.gpu.attend in plain torch, all positions in the first part: the interpreter cannot loop
+    up to a number that it has loaded."""
+    base, count = int(state[0]), int(state[1]) + 1
+    rows = kv_cache[base : base + count]
+    if selected is not None:
+        rows = rows[selected[: min(count, len(selected))].long()]
+    scores = query @ rows.T * scale
+    best = scores.amax(1)
+    weights = (scores - best[:, None]).exp()
+    parts.zero_()
+    sums[..., 0], sums[..., 1] = -torch.inf, 0.0
+    parts[0] = weights @ rows[:, :latent]
+    sums[0, :, 0], sums[0, :, 1] = best, weights.sum(1)
+
+
+@pytest.fixture(scope="module", params=list(EMULATED))
+def steps(
+    request: pytest.FixtureRequest, emulators: dict[str, Any]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(model on the emulated card, model on the CPU, experts)"""
+    from host_runtime.config import load_config, load_generation_config
+    from host_runtime.cuda.model import GpuModel
+    from host_runtime.cuda.weights import CheckpointWeights
+    from host_runtime.models import load_model
+    from host_runtime.weights import Checkpoint
+
+    loaded = load_model(DUCKLET, routed_experts="local")
+    cpu, experts = loaded.model, loaded.local_experts
+    config = load_config(DUCKLET)
+    source = CheckpointWeights(Checkpoint(DUCKLET), torch.device("cpu"), fp8=config.fp8)
+    with pytest.MonkeyPatch.context() as patch:
+        replace_compiled(patch, emulator(emulators, request.param))
+        patch.setattr(torch.cuda, "Stream", lambda device: None)
+        patch.setattr("host_runtime.cuda.layer.attend", plain_attend)
+        model = GpuModel(
+            config, load_generation_config(DUCKLET, config), source,
+            positions=POSITIONS, cache_dtype=torch.float32,
+        )  # fmt: skip
+        patch.setattr(model, "graph", lambda kind: Replayed(lambda: model.launch_step(kind)))
+        yield model, cpu, experts
+        model.close()
+
+
+def ids_of(count: int) -> torch.Tensor:
+    prompt = json.loads((DUCKLET / "reference.json").read_text())["prompts"][0]
+    return torch.tensor([*prompt["prompt_ids"], *prompt["greedy_ids"]][:count])
+
+
+def test_hidden_states_equal_those_of_the_cpu(steps: Any) -> None:
+    """One token at a time, then a token and a draft in two lanes; and the bits of one at a time."""
+    model, cpu, experts = steps
+    ids, cache = ids_of(5), model.new_cache(64)
+    one_by_one = [model.forward(ids[i : i + 1], cache, experts).clone() for i in range(5)]
+    cache.length = 3
+    together = model.forward(ids[3:5], cache, experts)
+    assert torch.equal(together, torch.cat(one_by_one[3:]))
+    wanted = cpu.forward(ids, cpu.new_cache(64), experts)
+    found = torch.cat(one_by_one)
+    assert relative_error(found, wanted) < F32_TOLERANCE
+    assert relative_error(model.logits(found[3:]), cpu.logits(wanted[3:])) < F32_TOLERANCE
+
+
+def test_two_sequences_have_the_bits_of_each_alone(steps: Any) -> None:
+    model, _, experts = steps
+    ids, caches = ids_of(4), [model.new_cache(32), model.new_cache(32)]
+    model.forward(ids[:2], caches[0], experts)
+    alone = [model.forward(ids[i : i + 1], caches[i - 2], experts).clone() for i in (2, 3)]
+    caches[0].length, caches[1].length = 2, 0
+    assert torch.equal(model.decode(ids[2:], caches, experts), torch.cat(alone))
+
+
+def test_drafts_equal_those_of_the_cpu(steps: Any) -> None:
+    model, cpu, experts = steps
+    ids = ids_of(3)
+    hidden = torch.randn(2, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    found = model.mtp_forward(hidden, ids[1:], model.new_cache(32), experts)
+    wanted = cpu.mtp_forward(hidden, ids[1:], cpu.new_cache(32), experts)
+    assert relative_error(found, wanted) < F32_TOLERANCE
