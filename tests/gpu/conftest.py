@@ -20,7 +20,9 @@ if HAS_TRITON and not torch.cuda.is_available():
 if torch.cuda.is_available():
     ALL, CPP, COMPILED = ["cuda", "triton"], ["cuda", "triton"], ["cuda"]
 else:
-    ALL, CPP, COMPILED = ["triton", *EMULATED], list(EMULATED), list(EMULATED)
+    first, *others = EMULATED
+    COMPILED = [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+    ALL, CPP = ["triton", *COMPILED], COMPILED
 
 
 @pytest.fixture(scope="session")

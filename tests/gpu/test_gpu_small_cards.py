@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +27,13 @@ SHARED_BYTES = 101376
 
 
 @pytest.fixture(autouse=True)
-def small_card(compiled_kernels: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_card(compiled_kernels: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     kernels = importlib.import_module("host_runtime.ops.gpu.attend").compiled(DEVICE)
     assert kernels is not None
     monkeypatch.setattr(kernels, "shared_per_block", SHARED_BYTES)
     monkeypatch.setattr(kernels, "shared_per_multiprocessor", SHARED_BYTES + 1024)
     product._cut.cache_clear()
-    yield
+    yield kernels
     product._cut.cache_clear()
 
 
@@ -46,12 +47,20 @@ def test_attention(context: int) -> None:
     assert relative_error(found, values_of(mixed)) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("shape", [(40, 256, 3), (24, 7168, 5), (40, 8192, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "stages"),
+    [((60, 256, 3), 6), ((60, 2560, 0), 5), ((60, 4096, 0), 4), ((60, 7168, 5), 3)],
+    ids=str,
+)
 @pytest.mark.parametrize("rows", [1, 2])
-def test_products(shape: tuple[int, int, int], rows: int) -> None:
+def test_products_with_rings_of_every_length(
+    shape: tuple[int, int, int], stages: int, rows: int, small_card: Any
+) -> None:
     from host_runtime.ops.gpu.linear import linear
 
     matrix, meant = build(11, *shape)
     x = normal(13, rows, shape[1])
-    assert product.streams(matrix) is not None
+    cut = product._cut(small_card, *product._sizes(matrix), 1, 1, False)
+    assert cut is not None
+    assert cut.stages == stages
     assert relative_error(linear(x, matrix), x.double() @ meant.T) < TOLERANCE

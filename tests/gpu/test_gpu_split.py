@@ -41,22 +41,29 @@ def test_a_residual_sum_is_split_for_the_next_product(
     assert relative_error(found, again) < 1e-6
 
 
-def test_attention_splits_its_values_for_the_output_projection() -> None:
-    """Bit by bit what the product makes of the values itself."""
+@pytest.mark.parametrize("nope", [128, 96], ids=str)
+def test_attention_splits_its_values_for_the_output_projection(nope: int) -> None:
+    """Bit by bit what the product makes of the values itself. With 96 the values' rows lie in two
+    blocks of scales."""
     from host_runtime.ops.gpu.attend import SPLITS, merge_values
     from host_runtime.ops.gpu.linear import partial_linear
     from host_runtime.ops.gpu.product import column_parts
     from host_runtime.ops.gpu.split import split_row
     from host_runtime.ops.matrix import Matrix
 
-    heads, latent, nope, value = HEADS, 512, 128, 128
+    heads, latent, value = HEADS, 512, 128
     parts = normal(1, SPLITS, heads, latent)
     sums = torch.stack((normal(2, SPLITS, heads), normal(3, SPLITS, heads).abs()), -1)
-    codes, scale, _ = fp8(4, heads * (nope + value), latent)
+    codes, scale, kv_meant = fp8(4, heads * (nope + value), latent)
     kv_b = Matrix(codes, scale, torch.empty(0, latent, dtype=torch.bfloat16, device=DEVICE))
     out = torch.full((heads, value), torch.nan, device=DEVICE)
     split = merge_values(parts, sums, kv_b, nope, out, split_row(heads * value, DEVICE))
     assert split is not None
+
+    counts = (sums[..., 0] - sums[..., 0].amax(0)).double().exp()[..., None]  # [S, H, 1]
+    mixed = (parts * counts).sum(0) / (counts * sums[..., 1:]).sum(0)  # [H, L]
+    w_uv = kv_meant.view(heads, nope + value, latent)[:, nope:]
+    assert relative_error(out, torch.einsum("hl,hvl->hv", mixed, w_uv)) < 1e-5
 
     matrix, meant = build(9, ROWS, heads * value, 0)
     sums_of_parts = torch.full((column_parts(heads * value), ROWS), torch.nan, device=DEVICE)

@@ -66,7 +66,7 @@ class Kernels:
         self._check(cuda.cuCtxGetCurrent(ctypes.byref(self._context)), "cuCtxGetCurrent")
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
         self.shared_per_multiprocessor = self._attribute(_SHARED_PER_MULTIPROCESSOR)
-        self.shared_per_block = self._attribute(_SHARED_PER_BLOCK)
+        self.shared_per_block = self._shared_max = self._attribute(_SHARED_PER_BLOCK)
         capability = torch.cuda.get_device_capability(device)
         self._early = capability >= (9, 0)
         self._functions: dict[str, ctypes.c_void_p] = {}
@@ -113,7 +113,7 @@ class Kernels:
             self._cuda.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED_SIZE, function)
             # Kernels that run side by side need one division of the multiprocessor's memory.
             for attribute, value in (
-                (_MAX_DYNAMIC_SHARED_SIZE, self.shared_per_block - static.value),
+                (_MAX_DYNAMIC_SHARED_SIZE, self._shared_max - static.value),
                 (_PREFERRED_SHARED_CARVEOUT, 100),
             ):
                 self._check(self._cuda.cuFuncSetAttribute(function, attribute, value), name)
