@@ -22,7 +22,7 @@ from test_gpu_linear import TOLERANCE, build
 from host_runtime.ops.attention import attend_prefix
 from host_runtime.ops.gpu import product
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 SHARED_BYTES = 101376
 
 

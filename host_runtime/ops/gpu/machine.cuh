@@ -1,4 +1,4 @@
-/* What the multiprocessor does for the CUDA C++ kernels and C++ has no words for: one function each.
+/* What a multiprocessor does for the CUDA C++ kernels and C++ has no words for: one function each.
  * Nothing else holds assembly, so that tests can put an emulation in the place of this file
  * (tests/gpu/emulator). */
 #pragma once

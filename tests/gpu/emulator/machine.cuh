@@ -1,4 +1,4 @@
-/* host_runtime/ops/gpu/machine.cuh for a CPU: the kernels' sources run thread by thread, as they are.
+/* host_runtime/ops/gpu/machine.cuh for a CPU: the kernels' sources run as they are, by threads.
  *
  * A block's threads are fibers that change where they meet: at barriers, shuffles and matrix
  * products. Blocks run one after the other. Copies to shared memory that nobody has waited for
@@ -6,8 +6,8 @@
  * Shared memory begins as NaN, and a block that writes behind its part of it is found out.
  */
 #pragma once
-#include <csetjmp>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -72,8 +72,8 @@ struct Fiber {
     bool begun, done;
     const Barrier *waits;
     u32 generation, turn;
-    std::vector<Copy> open;                 /* copies of no group yet */
-    std::deque<std::vector<Copy>> groups;   /* the oldest first */
+    std::vector<Copy> open;               /* copies of no group yet */
+    std::deque<std::vector<Copy>> groups; /* the oldest first */
 };
 
 struct Index {
@@ -122,7 +122,7 @@ inline void meet(Barrier &barrier) {
 inline u32 warp_of(u32 thread) { return thread / LANES; }
 
 /* What every lane of the warp shows; valid until the second next call. */
-inline const u32 (*show(const u32 *words, u32 count))[WORDS] {
+inline const u32 (*show(const u32 *words, u32 count)) [WORDS] {
     Fiber &own = fibers[current];
     u32 warp = warp_of(current), turn = own.turn ^= 1;
     memcpy(shown[warp][turn][current % LANES], words, count * sizeof(u32));
@@ -130,7 +130,8 @@ inline const u32 (*show(const u32 *words, u32 count))[WORDS] {
     return shown[warp][turn];
 }
 
-template <typename T> inline T from_lane(T value, u32 lane) {
+template <typename T>
+inline T from_lane(T value, u32 lane) {
     static_assert(sizeof(T) == 4, "a word");
     u32 word;
     memcpy(&word, &value, 4);
@@ -206,12 +207,8 @@ template <typename... A> struct Call {
     void (*kernel)(A...);
     void **arguments;
 
-    template <size_t... I> void run(std::index_sequence<I...>) {
-        kernel(*(A *)arguments[I]...);
-    }
-    static void start(void *call) {
-        ((Call *)call)->run(std::make_index_sequence<sizeof...(A)>());
-    }
+    template <size_t... I> void run(std::index_sequence<I...>) { kernel(*(A *)arguments[I]...); }
+    static void start(void *call) { ((Call *)call)->run(std::make_index_sequence<sizeof...(A)>()); }
 };
 
 template <typename... A>
@@ -259,8 +256,7 @@ inline u32 bf16_bits_of(float value) {
 }
 
 /* m16n8k16, c += A B, the operands spread over the lanes as the hardware has them. */
-template <float VALUE(u32)>
-inline void multiply(float *c, const u32 *a, u32 b0, u32 b1) {
+template <float VALUE(u32)> inline void multiply(float *c, const u32 *a, u32 b0, u32 b1) {
     u32 own[WORDS] = {a[0], a[1], a[2], a[3], b0, b1};
     const u32(*all)[WORDS] = show(own, WORDS);
     u32 lane = current % LANES;
