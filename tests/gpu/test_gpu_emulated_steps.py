@@ -24,6 +24,7 @@ pytestmark = [
 DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
 POSITIONS = 256
 F32_TOLERANCE = 2e-5
+ANSWER_TOKENS = 6
 
 
 class Replayed:
@@ -121,3 +122,22 @@ def test_drafts_equal_those_of_the_cpu(steps: Any) -> None:
     found = model.mtp_forward(hidden, ids[1:], model.new_cache(32), experts)
     wanted = cpu.mtp_forward(hidden, ids[1:], cpu.new_cache(32), experts)
     assert relative_error(found, wanted) < F32_TOLERANCE
+
+
+@pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+def test_an_answer_equals_the_reference(steps: Any, mtp: bool) -> None:
+    """A prompt in chunks of two tokens, then tokens and drafts, through the engine."""
+    from host_runtime.engine import Engine, FinishedEvent, SamplingParams, TokenEvent
+
+    model, _, experts = steps
+    prompt = json.loads((DUCKLET / "reference.json").read_text())["prompts"][6]
+    engine = Engine(model, experts, mtp=mtp, prefill_chunk=2, max_context=64)
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
+    handle = engine.submit(prompt["prompt_ids"], params)
+    while engine.step():
+        pass
+    *events, last = list(handle.events())
+    assert isinstance(last, FinishedEvent)
+    assert last.reason == "length", last.error
+    found = [event.token_id for event in events if isinstance(event, TokenEvent)]
+    assert found == prompt["greedy_ids"][:ANSWER_TOKENS]
