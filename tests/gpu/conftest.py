@@ -31,7 +31,14 @@ def emulators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"folder": tmp_path_factory}
 
 
-def use_kernels(name: str, emulators: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
+def use_kernels(
+    request: pytest.FixtureRequest,
+    emulators: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """Which kernels operations run: CUDA C++ (on the CPU: emulated), or what stands in where they
+    cannot be had."""
+    name = str(request.param)
     if name == "triton":
         replace_compiled(monkeypatch, None)
     elif name in EMULATED:
@@ -41,32 +48,8 @@ def use_kernels(name: str, emulators: dict[str, Any], monkeypatch: pytest.Monkey
     return name
 
 
-@pytest.fixture(params=ALL)
-def kernels(
-    request: pytest.FixtureRequest,
-    emulators: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    """Which kernels an operation runs: CUDA C++ (on the CPU: emulated), or what stands in where
-    they cannot be had."""
-    return use_kernels(str(request.param), emulators, monkeypatch)
-
-
-@pytest.fixture(params=CPP)
-def cpp_kernels(
-    request: pytest.FixtureRequest,
-    emulators: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    """As `kernels`, but for what Triton's interpreter on the CPU cannot do."""
-    return use_kernels(str(request.param), emulators, monkeypatch)
-
-
-@pytest.fixture(params=COMPILED)
-def compiled_kernels(
-    request: pytest.FixtureRequest,
-    emulators: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> str:
-    """As `kernels`, but CUDA C++ only."""
-    return use_kernels(str(request.param), emulators, monkeypatch)
+kernels = pytest.fixture(params=ALL)(use_kernels)
+# Without what Triton's interpreter on the CPU cannot do.
+cpp_kernels = pytest.fixture(params=CPP)(use_kernels)
+# CUDA C++ only.
+compiled_kernels = pytest.fixture(params=COMPILED)(use_kernels)
