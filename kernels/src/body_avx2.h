@@ -44,16 +44,18 @@ INLINE void decode_block(const enum kind kind, const struct block *block, float 
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             struct column column = load_column(by, group, &state, j);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) {
-                __m256 f[2];
-                decode_half(by, &column, &state, j, half, f);
-                if (is_int(by)) {
-                    f[0] = _mm256_mul_ps(f[0], factor);
-                    f[1] = _mm256_mul_ps(f[1], factor);
-                }
-                store_half(by, half, f, w + (k + (uint32_t)j) * DUCK_PANEL_ROWS);
+            float *to = w + (k + (uint32_t)j) * DUCK_PANEL_ROWS;
+            __m256 f[4];
+            if (is_int(by)) {
+                decode_int_rows(by, column.codes, f);
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; v++) f[v] = _mm256_mul_ps(f[v], factor);
+            } else {
+                decode_half(by, &column, &state, j, 0, f);
+                decode_half(by, &column, &state, j, 1, f + 2);
             }
+            store_half(by, 0, f, to);
+            store_half(by, 1, f + 2, to);
         }
         group += kind_group_bytes(kind);
         ahead += kind_group_bytes(kind);

@@ -161,14 +161,9 @@ INLINE struct panel_block next_panel_block(const enum kind kind, const struct du
     return next;
 }
 
-/* One column of one block into its sums, decoded with three shifts where decode_int needs seven.
- * Two rows at a time, in 16-bit lanes: `high` their upper bytes, by an arithmetic shift; `low` the
- * lower ones, by a signed product of bytes (code * 2^(8 - shift) + other * 0). Both give
- * sssss eeee mmm 0000: the upper lane is a float after masking, the lower one also moves up.
- *
- * One piece of assembler, because the two blocks' sums leave six registers for all else, and the
- * compiler's order of the columns spilled some. A product takes a port from the FMAs: this pays for
- * one token only. */
+/* One column of one block into its sums: decode_int_rows and four FMAs. One piece of assembler,
+ * because the two blocks' sums leave six registers for all else, and the compiler's order of the
+ * columns spilled some. */
 INLINE void multiply_column(const enum kind kind, const uint8_t *group, const float *x,
                             struct group_state *state, const int j, __m256 sum[4]) {
     const int shift = int_shift(kind);
