@@ -10,7 +10,8 @@
 #include "body_avx2.h"
 
 /* These bodies fetch to the second-level cache: to the first one a core has too few requests open
- * for their speed, and the lines fetched push each other out. */
+ * for their speed, and the lines fetched push each other out. What cannot be read is not
+ * fetched. */
 #define READ_AHEAD_FAR 16384u
 #define TILE_TOKENS_MAX 4u
 #define BY_COLUMN_TOKENS_MAX 2u
