@@ -74,8 +74,8 @@ INLINE void multiply_tile(const int tokens, const int row, const float *w, uint6
         for (uint64_t j = 0; j < 16; j++) {
             __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row);
             __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row + 8);
-            if (j == 0) {
-                /* The tile after this one is usually the next in memory. */
+            if (j == 0 && row != 0) {
+                /* After the second half the next tile's turn: it is usually the next in memory. */
 #pragma GCC unroll 6
                 for (int t = 0; t < tokens; t++) {
                     _mm_prefetch((const char *)(x[t] + tokens * (int)DUCK_BLOCK + k), _MM_HINT_T0);
