@@ -2,214 +2,14 @@
  *
  * AVX2 + FMA + F16C inner products, written once for all codes and token counts. A body is a
  * `kind`; everything that takes a kind or a count is inlined with constants, so each body becomes
- * straight code.
- *
- *   1, 2 tokens   32 rows at once: 4 sums per token, the decoded column is shared by the tokens
- *   3 to 6        two passes of 16 rows over the block in the first-level cache, no spills
- *   more          tiles of 3 to 6 tokens over each block, decoding it for each tile ("direct"), or
- *                 from run->gemm_entries on after decoding it once to float32 (16 KB, first-level
- *                 cache). Calibration chooses where that begins to pay.
- *
- * "Half" h of a panel is the 16 rows that a pass works on; which ones they are depends on the kind
- * (see decode_half and store_half).
+ * straight code. Few tokens: gemv_avx2.h. From run->gemm_entries on: each block is decoded once to
+ * float32 (16 KB, first-level cache) and multiplied 16 rows x 6 tokens. Calibration chooses where
+ * that begins to pay.
  */
 #ifndef DUCK_BODY_AVX2_H
 #define DUCK_BODY_AVX2_H
 
-#include "decode_avx2.h"
-
-#define GEMV_TOKENS_MAX 6u
-#define READ_AHEAD 8192u /* bytes between a load and its prefetch; 512 would hurt */
-static_assert(READ_AHEAD <= DUCK_KERNEL_READ_AHEAD, "prefetches stay within what is readable");
-
-/* ---- where a run is -------------------------------------------------------------------------- */
-
-struct block {
-    const uint8_t *codes;
-    const uint8_t *ahead; /* what to prefetch while reading the block */
-    uint32_t columns;
-    float scale; /* block scale x the kind's power of two */
-};
-
-struct walk {
-    uint64_t offset, bytes; /* of the run's codes */
-    uint32_t start;         /* column within the panel */
-};
-
-INLINE struct walk begin_walk(const enum kind kind, const struct duck_run *run) {
-    uint64_t bytes = (uint64_t)run->panels * run->columns / 8 * kind_group_bytes(kind);
-    return (struct walk){0, bytes, 0};
-}
-
-INLINE struct block next_block(const enum kind kind, const struct duck_run *run, struct walk *walk,
-                               uint32_t g, const float *scale) {
-    uint32_t left = run->columns - walk->start;
-    uint32_t columns = g == 0 ? run->first_columns : left < DUCK_BLOCK ? left : DUCK_BLOCK;
-    uint64_t ahead = walk->offset + READ_AHEAD;
-    struct block block = {
-        .codes = run->codes + walk->offset,
-        .ahead = ahead < walk->bytes ? run->codes + ahead : run->next + (ahead - walk->bytes),
-        .columns = columns,
-        .scale = scale[g] * kind_sum_scale(kind),
-    };
-    walk->start = g + 1 == run->groups ? 0 : walk->start + columns;
-    walk->offset += columns / 8 * kind_group_bytes(kind);
-    return block;
-}
-
-INLINE float *out_of(const struct duck_run *run, uint32_t entry, uint32_t p) {
-    uint32_t row = run->out_row != NULL ? run->out_row[entry] : entry;
-    return run->out + row * run->out_stride + p * run->out_panel_stride;
-}
-
-INLINE void prefetch_group(const enum kind kind, const uint8_t *ahead) {
-    for (uint32_t line = 0; line < kind_group_bytes(kind); line += 64) {
-        _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
-    }
-}
-
-/* sum + a * b, in sum's own register: the compiler's choice of FMA forms moves sums around, which
- * costs copies in the inner loops. */
-INLINE __m256 add_product(__m256 sum, const __m256 a, const __m256 b) {
-    __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
-    return sum;
-}
-
-/* ---- GEMV: 1 to 6 tokens --------------------------------------------------------------------- */
-
-/* Multiply 8 columns into the sums of `halves` halves (from `half`) of `tokens` tokens. */
-INLINE void multiply_group(const enum kind kind, const int tokens, const int half, const int halves,
-                           const uint8_t *group, const float *const *x, uint64_t k,
-                           __m256 sum[][4]) {
-    struct group_state state = load_group(kind, group);
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-        __m256 f[4];
-        struct column column = load_column(kind, group, &state, j);
-#pragma GCC unroll 2
-        for (int h = 0; h < halves; h++) {
-            decode_half(kind, &column, &state, j, half + h, f + 2 * h);
-        }
-#pragma GCC unroll 6
-        for (int t = 0; t < tokens; t++) {
-            __m256 xk = _mm256_broadcast_ss(x[t] + k + j);
-#pragma GCC unroll 4
-            for (int v = 0; v < 2 * halves; v++) sum[t][v] = add_product(sum[t][v], f[v], xk);
-        }
-    }
-}
-
-/* One block: total[t][v] = fma(sum over the block's columns, scale, total[t][v]). */
-INLINE void multiply_block(const enum kind kind, const int tokens, const int half, const int halves,
-                           const struct block *block, const float *const *x, __m256 total[][4]) {
-    __m256 sum[GEMV_TOKENS_MAX][4];
-#pragma GCC unroll 6
-    for (int t = 0; t < tokens; t++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < 2 * halves; v++) sum[t][v] = _mm256_setzero_ps();
-    }
-    /* One pointer runs: what to prefetch lies at a constant distance from it. */
-    const uint64_t distance = (uint64_t)(uintptr_t)block->ahead - (uint64_t)(uintptr_t)block->codes;
-    const uint8_t *end = block->codes + block->columns / 8 * kind_group_bytes(kind);
-    uint64_t k = 0;
-    const uint8_t *group = block->codes;
-    do {
-        if (half == 0) prefetch_group(kind, (const uint8_t *)((uintptr_t)group + distance));
-        multiply_group(kind, tokens, half, halves, group, x, k, sum);
-        group += kind_group_bytes(kind);
-        k += 8;
-        if (tokens > 1) continue;
-        /* Columns come in multiples of 32: with one token, two groups per turn. */
-        if (half == 0) prefetch_group(kind, (const uint8_t *)((uintptr_t)group + distance));
-        multiply_group(kind, tokens, half, halves, group, x, k, sum);
-        group += kind_group_bytes(kind);
-        k += 8;
-    } while (group != end);
-    __m256 scale = _mm256_set1_ps(block->scale);
-#pragma GCC unroll 6
-    for (int t = 0; t < tokens; t++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < 2 * halves; v++) {
-            __m256 *sum_total = &total[t][2 * half + v];
-            *sum_total = _mm256_fmadd_ps(sum[t][v], scale, *sum_total);
-        }
-    }
-}
-
-INLINE void run_gemv(const enum kind kind, const int tokens, const struct duck_run *run) {
-    struct walk walk = begin_walk(kind, run);
-    for (uint32_t p = 0; p < run->panels; p++) {
-        __m256 total[GEMV_TOKENS_MAX][4];
-        const float *x[GEMV_TOKENS_MAX];
-        for (int t = 0; t < tokens; t++) {
-            for (int v = 0; v < 4; v++) total[t][v] = _mm256_setzero_ps();
-            x[t] = run->x + (uint64_t)run->x_row[t] * DUCK_BLOCK;
-        }
-        for (uint32_t g = 0; g < run->groups; g++) {
-            struct block block = next_block(kind, run, &walk, g, duck_scale_row(run, p));
-            if (tokens <= 2) {
-                multiply_block(kind, tokens, 0, 2, &block, x, total);
-            } else {
-                multiply_block(kind, tokens, 0, 1, &block, x, total);
-                multiply_block(kind, tokens, 1, 1, &block, x, total);
-            }
-            for (int t = 0; t < tokens; t++) x[t] += run->x_group_stride;
-        }
-        for (int t = 0; t < tokens; t++) {
-            float *out = out_of(run, (uint32_t)t, p);
-            store_half(kind, 0, &total[t][0], out);
-            store_half(kind, 1, &total[t][2], out);
-        }
-    }
-}
-
-/* ---- direct: several tiles of 3 to 6 tokens -------------------------------------------------- */
-
-#define DIRECT_ENTRIES_MAX 48u
-
-/* Entries in nearly equal tiles of at most 6: 7 or more entries never give a tile below 3. */
-INLINE uint32_t tile_count(uint32_t entries) {
-    return (entries + GEMV_TOKENS_MAX - 1) / GEMV_TOKENS_MAX;
-}
-
-INLINE void multiply_block_halves(const enum kind kind, const int tokens, const struct block *block,
-                                  const float *const *x, __m256 total[][4]) {
-    multiply_block(kind, tokens, 0, 1, block, x, total);
-    multiply_block(kind, tokens, 1, 1, block, x, total);
-}
-
-INLINE void run_direct(const enum kind kind, const struct duck_run *run) {
-    struct walk walk = begin_walk(kind, run);
-    uint32_t tiles = tile_count(run->entries);
-    for (uint32_t p = 0; p < run->panels; p++) {
-        __m256 total[DIRECT_ENTRIES_MAX][4];
-        for (uint32_t t = 0; t < run->entries; t++) {
-            for (int v = 0; v < 4; v++) total[t][v] = _mm256_setzero_ps();
-        }
-        for (uint32_t g = 0; g < run->groups; g++) {
-            struct block block = next_block(kind, run, &walk, g, duck_scale_row(run, p));
-            for (uint32_t tile = 0; tile < tiles; tile++) {
-                uint32_t first = run->entries * tile / tiles;
-                uint32_t tokens = run->entries * (tile + 1) / tiles - first;
-                const float *x[GEMV_TOKENS_MAX];
-                for (uint32_t t = 0; t < tokens; t++) {
-                    x[t] = run->x + g * run->x_group_stride +
-                           (uint64_t)run->x_row[first + t] * DUCK_BLOCK;
-                }
-                switch (tokens) {
-                case 3: multiply_block_halves(kind, 3, &block, x, total + first); break;
-                case 4: multiply_block_halves(kind, 4, &block, x, total + first); break;
-                case 5: multiply_block_halves(kind, 5, &block, x, total + first); break;
-                default: multiply_block_halves(kind, 6, &block, x, total + first); break;
-                }
-            }
-        }
-        for (uint32_t t = 0; t < run->entries; t++) {
-            store_half(kind, 0, &total[t][0], out_of(run, t, p));
-            store_half(kind, 1, &total[t][2], out_of(run, t, p));
-        }
-    }
-}
+#include "gemv_avx2.h"
 
 /* ---- GEMM: more tokens ----------------------------------------------------------------------- */
 
@@ -244,16 +44,18 @@ INLINE void decode_block(const enum kind kind, const struct block *block, float 
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             struct column column = load_column(by, group, &state, j);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) {
-                __m256 f[2];
-                decode_half(by, &column, &state, j, half, f);
-                if (is_int(by)) {
-                    f[0] = _mm256_mul_ps(f[0], factor);
-                    f[1] = _mm256_mul_ps(f[1], factor);
-                }
-                store_half(by, half, f, w + (k + (uint32_t)j) * DUCK_PANEL_ROWS);
+            float *to = w + (k + (uint32_t)j) * DUCK_PANEL_ROWS;
+            __m256 f[4];
+            if (is_int(by)) {
+                decode_int_rows(by, column.codes, f);
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; v++) f[v] = _mm256_mul_ps(f[v], factor);
+            } else {
+                decode_half(by, &column, &state, j, 0, f);
+                decode_half(by, &column, &state, j, 1, f + 2);
             }
+            store_half(by, 0, f, to);
+            store_half(by, 1, f + 2, to);
         }
         group += kind_group_bytes(kind);
         ahead += kind_group_bytes(kind);
@@ -272,8 +74,8 @@ INLINE void multiply_tile(const int tokens, const int row, const float *w, uint6
         for (uint64_t j = 0; j < 16; j++) {
             __m256 a = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row);
             __m256 b = _mm256_load_ps(w + (k + j) * DUCK_PANEL_ROWS + row + 8);
-            if (j == 0) {
-                /* The tile after this one is usually the next in memory. */
+            if (j == 0 && row != 0) {
+                /* After the second half the next tile's turn: it is usually the next in memory. */
 #pragma GCC unroll 6
                 for (int t = 0; t < tokens; t++) {
                     _mm_prefetch((const char *)(x[t] + tokens * (int)DUCK_BLOCK + k), _MM_HINT_T0);
@@ -395,7 +197,7 @@ INLINE void run_gemm(const enum kind kind, const struct duck_run *run) {
 
 /* A body's entry: each count gets code of its own. */
 #define DUCK_DEFINE_RUN(name, kind)                                                                \
-    static void name##_1(const struct duck_run *run) { run_gemv(kind, 1, run); }                   \
+    static void name##_1(const struct duck_run *run) { run_one(kind, run); }                       \
     static void name##_2(const struct duck_run *run) { run_gemv(kind, 2, run); }                   \
     static void name##_3(const struct duck_run *run) { run_gemv(kind, 3, run); }                   \
     static void name##_4(const struct duck_run *run) { run_gemv(kind, 4, run); }                   \

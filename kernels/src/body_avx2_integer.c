@@ -9,6 +9,10 @@
  */
 #include "body_avx2.h"
 
+/* These bodies fetch to the second-level cache: to the first one a core has too few requests open
+ * for their speed, and the lines fetched push each other out. What cannot be read is not
+ * fetched. */
+#define READ_AHEAD_FAR 16384u
 #define TILE_TOKENS_MAX 4u
 #define BY_COLUMN_TOKENS_MAX 2u
 #define SCALE_BYTES 64u
@@ -137,7 +141,7 @@ INLINE void block_sums_by_column(const uint32_t format, const int tokens, const 
         const int8_t *values[BY_COLUMN_TOKENS_MAX];
         for (int t = 0; t < tokens; t++) values[t] = x[t]->x + 32 * c;
         for (uint32_t line = 0; line < chunk_bytes(format); line += 64) {
-            _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+            _mm_prefetch((const char *)ahead + line, _MM_HINT_T1);
         }
         chunk_products_by_column(format, tokens, codes, values, product);
 #pragma GCC unroll 2
@@ -172,7 +176,7 @@ INLINE void block_sums(const uint32_t format, const int tokens, const uint8_t *c
             correction[t] = _mm256_set1_epi32(offset * x[t]->sum[c]);
         }
         for (uint32_t line = 0; line < chunk_bytes(format); line += 64) {
-            _mm_prefetch((const char *)ahead + line, _MM_HINT_T0);
+            _mm_prefetch((const char *)ahead + line, _MM_HINT_T1);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
@@ -198,6 +202,7 @@ INLINE void run_tile(const uint32_t format, const int tokens, const struct duck_
     uint64_t panel_bytes = (uint64_t)(run->columns / 32) * chunk_bytes(format);
     uint64_t run_bytes = run->panels * panel_bytes;
     uint64_t at = p * panel_bytes;
+    uint64_t read_ahead = run_bytes < READ_AHEAD_FAR ? READ_AHEAD : READ_AHEAD_FAR;
     uint32_t start = 0;
     for (int t = 0; t < tokens; t++) {
         for (int i = 0; i < 4; i++) total[t][i] = _mm256_setzero_ps();
@@ -205,7 +210,7 @@ INLINE void run_tile(const uint32_t format, const int tokens, const struct duck_
     for (uint32_t g = 0; g < run->groups; g++) {
         uint32_t left = run->columns - start;
         uint32_t columns = g == 0 ? run->first_columns : left < DUCK_BLOCK ? left : DUCK_BLOCK;
-        uint64_t ahead = at + READ_AHEAD;
+        uint64_t ahead = at + read_ahead;
         const struct duck_int8_block *x[TILE_TOKENS_MAX];
         __m256 sum[TILE_TOKENS_MAX][4];
         for (int t = 0; t < tokens; t++) {

@@ -31,22 +31,26 @@ static inline uint32_t float_bits(float value) {
     return u.bits;
 }
 
-/* NaN passes: the comparison is false. The products are exact, or overflow from X_LIMIT on. */
-static inline float limit(float x) {
+/* times `factor`, a power of two. NaN passes: the comparison is false. The products are exact, or
+ * overflow from X_LIMIT on. */
+static inline float limit(float x, float factor) {
     float kept = __builtin_fabsf(x) < X_MIN ? 0.0f : x;
-    return kept * X_OVERFLOW * (1.0f / X_OVERFLOW);
+    return kept * X_OVERFLOW * (factor * (1.0f / X_OVERFLOW));
 }
 
-void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t count, float factor,
-                float *restrict x) {
-    if (dtype == DUCK_DTYPE_BF16) {
-        const uint16_t *in = activation;
-        for (uint32_t i = 0; i < count; i++) {
-            x[i] = limit(bits_float((uint32_t)in[i] << 16)) * factor;
+void duck_widen(const void *restrict activation, uint8_t dtype, uint32_t blocks, float factor,
+                float *restrict x, uint64_t stride) {
+    for (uint32_t b = 0; b < blocks; b++, x += stride) {
+        if (dtype == DUCK_DTYPE_BF16) {
+            const uint16_t *in = (const uint16_t *)activation + b * DUCK_BLOCK;
+            for (uint32_t i = 0; i < DUCK_BLOCK; i++) {
+                x[i] = limit(bits_float((uint32_t)in[i] << 16), factor);
+            }
+        } else {
+            const float *in = (const float *)activation + b * DUCK_BLOCK;
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < DUCK_BLOCK; i++) x[i] = limit(in[i], factor);
         }
-    } else {
-        const float *in = activation;
-        for (uint32_t i = 0; i < count; i++) x[i] = limit(in[i]) * factor;
     }
 }
 
@@ -59,9 +63,13 @@ static inline float e4m3_float(uint8_t code) {
     return bits_float(bits | (uint32_t)(code & 0x80u) << 24);
 }
 
-void duck_widen_fp8(const uint8_t *restrict in, float scale, uint32_t count, float factor,
-                    float *restrict x) {
-    for (uint32_t i = 0; i < count; i++) x[i] = limit(e4m3_float(in[i]) * scale) * factor;
+void duck_widen_fp8(const uint8_t *restrict in, const uint8_t *restrict scales, uint32_t blocks,
+                    float factor, float *restrict x, uint64_t stride) {
+    for (uint32_t b = 0; b < blocks; b++, in += DUCK_BLOCK, x += stride) {
+        float scale;
+        __builtin_memcpy(&scale, scales + b * sizeof scale, sizeof scale);
+        for (uint32_t i = 0; i < DUCK_BLOCK; i++) x[i] = limit(e4m3_float(in[i]) * scale, factor);
+    }
 }
 
 /* 32 values to int8: scale = largest / 127, rounded to nearest even. With a NaN or infinity the
@@ -127,7 +135,7 @@ void duck_activate(const float *restrict gate, const float *restrict up, uint32_
                    float *restrict h) {
     for (uint32_t i = 0; i < count; i++) {
         float silu = gate[i] / (1.0f + exp_limited(-gate[i]));
-        h[i] = limit(silu * up[i]);
+        h[i] = limit(silu * up[i], 1.0f);
     }
 }
 

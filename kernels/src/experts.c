@@ -73,33 +73,33 @@ static uint32_t claim(const struct duck_core *core, uint32_t phase) {
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-/* One block of one token as float32, multiplied by `factor`. */
-static void widen_block(const struct duck_job *job, uint32_t token, uint32_t block, float factor,
-                        float *x) {
+/* Some blocks of one token as float32, multiplied by `factor`. */
+static void widen_blocks(const struct duck_job *job, uint32_t token, uint32_t block,
+                         uint32_t blocks, float factor, float *x, uint64_t stride) {
     uint8_t dtype = job->call->activation_dtype;
     uint64_t from = (uint64_t)token * job->hidden + block * DUCK_BLOCK;
     if (dtype == DUCK_DTYPE_FP8) {
         const uint8_t *scales = job->activation + (uint64_t)job->tokens * job->hidden;
-        float scale;
-        __builtin_memcpy(&scale, scales + from / DUCK_BLOCK * sizeof scale, sizeof scale);
-        duck_widen_fp8(job->activation + from, scale, DUCK_BLOCK, factor, x);
+        duck_widen_fp8(job->activation + from, scales + from / DUCK_BLOCK * sizeof(float), blocks,
+                       factor, x, stride);
         return;
     }
     uint64_t value_bytes = dtype == DUCK_DTYPE_BF16 ? 2 : 4;
-    duck_widen(job->activation + from * value_bytes, dtype, DUCK_BLOCK, factor, x);
+    duck_widen(job->activation + from * value_bytes, dtype, blocks, factor, x, stride);
 }
 
 static void prepare_blocks(const struct duck_job *job, uint32_t begin, uint32_t end) {
     float factor = job->body->x_scale;
+    uint64_t stride = (uint64_t)job->tokens * DUCK_BLOCK;
     for (uint32_t t = 0; t < job->tokens; t++) { /* outermost: rows are read in order */
-        for (uint32_t b = begin; b < end; b++) {
-            float *block = job->x + ((uint64_t)b * job->tokens + t) * DUCK_BLOCK;
-            if (factor != 0.0f) {
-                widen_block(job, t, b, factor, block);
-                continue;
-            }
+        float *block = job->x + begin * stride + (uint64_t)t * DUCK_BLOCK;
+        if (factor != 0.0f) {
+            widen_blocks(job, t, begin, end - begin, factor, block, stride);
+            continue;
+        }
+        for (uint32_t b = begin; b < end; b++, block += stride) {
             float x[DUCK_BLOCK];
-            widen_block(job, t, b, 1.0f, x);
+            widen_blocks(job, t, b, 1, 1.0f, x, 0);
             for (uint32_t place = 0; place < DUCK_BLOCK; place += 32) {
                 duck_place(x + place, place, factor, block);
             }

@@ -160,12 +160,14 @@ bool duck_run_experts(const struct duck_core *core, struct duck_job *job) DUCK_H
 /* All cores meet; false when the session stops meanwhile. */
 bool duck_barrier(const struct duck_core *core) DUCK_HIDDEN;
 
-/* Element-wise arithmetic (element.c). Counts are multiples of 32; `factor` is a power of two. */
-void duck_widen(const void *activation, uint8_t dtype, uint32_t count, float factor,
-                float *x) DUCK_HIDDEN;
-/* E4M3 values that share one scale. */
-void duck_widen_fp8(const uint8_t *in, float scale, uint32_t count, float factor,
-                    float *x) DUCK_HIDDEN;
+/* Element-wise arithmetic (element.c). Neighbouring blocks of 128 activations to float32 blocks,
+ * `stride` floats apart and multiplied by `factor`, a power of two. */
+void duck_widen(const void *activation, uint8_t dtype, uint32_t blocks, float factor, float *x,
+                uint64_t stride) DUCK_HIDDEN;
+/* The same for E4M3 values with a float32 scale per block. */
+void duck_widen_fp8(const uint8_t *in, const uint8_t *scales, uint32_t blocks, float factor,
+                    float *x, uint64_t stride) DUCK_HIDDEN;
+/* `count` is a multiple of 32. */
 void duck_activate(const float *gate, const float *up, uint32_t count, float *h) DUCK_HIDDEN;
 /* 32 values to `place` of an activation block of a body with this x_scale. */
 void duck_place(const float *x, uint32_t place, float x_scale, float *block) DUCK_HIDDEN;

@@ -89,7 +89,7 @@ def inner_loop(name: str) -> Loop:
     ("name", "instructions", "vector_operations"),
     [
         ("duck_run_fp8_cvt_1", 22.0, 26.5),
-        ("duck_run_fp8_int_1", 18.0, 30.5),
+        ("duck_run_fp8_int_1", 16.0, 26.5),
         ("duck_run_fp9_narrow_1", 21.0, 26.5),
         ("duck_run_fp7_cvt_1", 29.0, 33.0),
     ],
