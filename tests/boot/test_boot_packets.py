@@ -120,6 +120,7 @@ def test_t16_one_decision_for_both_ports(net: Net, tmp_path: Path, first: str, s
         every_case(plan, net, [*macs, *STRANGERS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["boot", "ignore"])
 def test_strangers_are_answered_as_the_inventory_says(
     net: Net, tmp_path: Path, unknown: str

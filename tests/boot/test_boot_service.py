@@ -285,6 +285,7 @@ def test_t23_an_asked_size_is_no_failure(net: Net, fleet: Fleet) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_new_inventory_is_taken_over_and_a_bad_one_is_not(net: Net, fleet: Fleet) -> None:
     """A duck that is adopted while the service runs; then a file that cannot be read."""
     with serving(net, fleet):

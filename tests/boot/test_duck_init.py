@@ -157,6 +157,7 @@ def net() -> Iterator[Net]:
 needs_net = needs_namespaces("ip")
 
 
+@pytest.mark.slow
 @needs_net
 def test_t17_the_offer_with_boot_information_wins(net: Net, harness: Path) -> None:
     """Two servers; the first to answer has no boot server: the second is taken (T17)."""
@@ -173,6 +174,7 @@ def test_t17_the_offer_with_boot_information_wins(net: Net, harness: Path) -> No
         assert lease(net, harness, "br0") == ["lease br0 198.18.0.11 mtu=0 name="]
 
 
+@pytest.mark.slow
 @needs_net
 def test_t24_the_card_with_a_server_is_found(net: Net, harness: Path) -> None:
     """Two cards, a server behind the second alone (T24)."""
@@ -187,6 +189,7 @@ def test_t24_the_card_with_a_server_is_found(net: Net, harness: Path) -> None:
     assert found == ["lease br1 198.18.1.19 mtu=9000 name=duck09"]
 
 
+@pytest.mark.slow
 @needs_net
 def test_t25_waits_grow_and_the_lease_is_renewed(net: Net, harness: Path) -> None:
     """Silence at first: asked again after 1 to 1.5 s; then a 2 s lease that is renewed at half
@@ -207,6 +210,7 @@ def test_t25_waits_grow_and_the_lease_is_renewed(net: Net, harness: Path) -> Non
     assert 0.9 < discovers[1] - discovers[0] < 3.0
 
 
+@pytest.mark.slow
 @needs_net
 def test_an_address_taken_back_is_given_up(net: Net, harness: Path) -> None:
     """A NAK at renewal: asked anew from nothing, and the new address is told."""

@@ -92,6 +92,7 @@ def folder(tmp_path: Path) -> Iterator[LabFolder]:
     lab.down(folder)
 
 
+@pytest.mark.slow
 def test_a_real_fleet_before_and_after_a_duck_dies(
     folder: LabFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

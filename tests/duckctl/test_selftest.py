@@ -68,6 +68,7 @@ def test_idle_ducks_are_measured_and_idle_again(
     assert set(load(load_inventory(folder.inventory))) == {"d01", "d02"}
 
 
+@pytest.mark.slow
 def test_a_silent_duck_does_not_stop_the_others(
     folder: LabFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +127,7 @@ def test_the_slowest_duck_decides_the_format() -> None:
         fastest_format([silent])
 
 
+@pytest.mark.slow
 def test_auto_takes_what_the_ducks_measure(folder: LabFolder) -> None:
     """FP8 weights: the faster exact format of the slowest duck. BF16: fp9, without measuring."""
     choice = choose_format(is_fp8=True, fleet=load_inventory(folder.inventory))

@@ -89,6 +89,7 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--port 0" in said
 
 
+@pytest.mark.slow
 def test_unreachable_ducks_are_named_with_exit_code_4(
     folder: LabFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_the_exit_code_of_a_failing_server_is_passed_on(local: Server) -> None:
     assert local.process.wait(20) != ExitCode.OK
 
 
+@pytest.mark.slow
 def test_shard_and_serve_with_remote_experts(folder: LabFolder, tmp_path: Path) -> None:
     server = Server(
         tmp_path / "tmp",

@@ -92,6 +92,7 @@ def run_fuzz(program: Path, seed: int, seconds: int) -> None:
     assert " 0 calls finished" not in done.stdout, "the fuzzer no longer gets through to a session"
 
 
+@pytest.mark.slow
 def test_fuzz_same_seeds(programs: dict[str, Path]) -> None:
     run_fuzz(programs["fuzz_core"], 1, 5)
 

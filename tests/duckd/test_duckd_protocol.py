@@ -275,6 +275,7 @@ def test_repeated_request_is_answered_from_the_cache(duck: DuckProcess) -> None:
         assert client.commit(wire.WEIGHTS_REGION, b"\7" * 8192).status == wire.OK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_open", [False, True])
 def test_no_answer_is_longer_than_its_question(
     duck: DuckProcess, kernel: Kernel, is_open: bool

@@ -154,6 +154,7 @@ def test_a_panic_tells_everything_and_resets(image: Path, tmp_path: Path, machin
         assert guest.exit_code() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["pc", "q35"])
 def test_the_power_button_switches_off(image: Path, tmp_path: Path, machine: str) -> None:
     """A short press (or a management controller's soft off) is seen within two seconds; power goes

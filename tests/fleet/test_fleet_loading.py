@@ -157,6 +157,7 @@ def test_a_load_can_be_interrupted(tmp_path: Path) -> None:
         assert facts_of_all(fleet)[0].weights_id == bytes(32)
 
 
+@pytest.mark.slow
 def test_an_unreachable_duck_is_named(tmp_path: Path) -> None:
     cache_file = EXPERTS.write_cache(tmp_path, 2)
     with running_ducks(tmp_path, 2) as (ducks, fleet):
@@ -167,6 +168,7 @@ def test_an_unreachable_duck_is_named(tmp_path: Path) -> None:
     assert "d02" in error.message and "d01" not in error.message
 
 
+@pytest.mark.slow
 def test_another_key_is_no_way_in(tmp_path: Path) -> None:
     cache_file = EXPERTS.write_cache(tmp_path, 1)
     (tmp_path / "other").mkdir()
@@ -238,6 +240,7 @@ def test_a_duck_without_room_is_named(tmp_path: Path) -> None:
     assert "d01" in error.message and "bytes of weights" in error.message
 
 
+@pytest.mark.slow
 def test_a_duck_of_another_host_is_busy(tmp_path: Path) -> None:
     """The second host is refused with the duck's name; the first one notices nothing."""
     cache_file = EXPERTS.write_cache(tmp_path, 1)
@@ -250,6 +253,7 @@ def test_a_duck_of_another_host_is_busy(tmp_path: Path) -> None:
             check_results(remote)
 
 
+@pytest.mark.slow
 def test_a_dead_host_is_followed_by_the_next(tmp_path: Path) -> None:
     """A host that vanished without closing keeps nobody out for longer than its silence."""
     cache_file = EXPERTS.write_cache(tmp_path, 1)

@@ -66,6 +66,7 @@ def works_again(remote: RemoteExperts, expected: torch.Tensor) -> None:
     assert torch.equal(remote.submit(1, *CALL).wait(), expected)
 
 
+@pytest.mark.slow
 def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path) -> None:
     with serving(EXPERTS, tmp_path, 3) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
@@ -87,6 +88,7 @@ def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path
         assert loads(remote) == [1, 2, 1]
 
 
+@pytest.mark.slow
 def test_calls_in_flight_end_when_a_duck_dies(tmp_path: Path) -> None:
     with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()
@@ -129,6 +131,7 @@ def test_probing_does_not_disturb_calls(tmp_path: Path) -> None:
         assert all_ready(remote) and loads(remote) == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_duck_that_dies_while_it_is_loaded(tmp_path: Path) -> None:
     """At start-up this ends the start with its name; nothing hangs."""
     experts = RandomExperts(SEED, hidden=512, intermediate=512, experts=8)
@@ -165,6 +168,7 @@ def test_two_ducks_die_and_come_back_one_after_the_other(tmp_path: Path) -> None
         works_again(remote, expected)
 
 
+@pytest.mark.slow
 def test_a_quick_restart_is_noticed(tmp_path: Path) -> None:
     """A duck that is back before its silence was long enough still has lost all it had."""
     with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
@@ -226,6 +230,7 @@ def test_closing_while_a_duck_is_away_is_quick(tmp_path: Path) -> None:
             remote.submit(1, *CALL)
 
 
+@pytest.mark.slow
 def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
     """REBOOT through the protocol, as `duckctl reboot` does it while the host is serving."""
     with serving(EXPERTS, tmp_path, 2) as (_, remote):

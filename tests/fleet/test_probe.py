@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from duck_process import running_ducks
 from fake_duck import FakeDuck
 from fleet_files import fleet_content, write_json, write_key
@@ -95,6 +96,7 @@ def test_wrong_input(tmp_path: Path) -> None:
     assert run_probe(tmp_path / "fleet.json", "--frobnicate").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_foreign_service_on_the_port(tmp_path: Path) -> None:
     """Something else answers with other bytes: the duck is not reachable, nothing breaks."""
     with running_ducks(tmp_path, 1) as (_, fleet), socket.socket(type=socket.SOCK_DGRAM) as other:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from duck_process import running_ducks, wait_until
 from random_experts import RandomExperts, random_call
@@ -45,6 +46,7 @@ def counter(remote: RemoteExperts, name: str) -> list[float]:
     return [status.counters[name] for status in remote.status()]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_and_mended(tmp_path: Path) -> None:
     """The duck leaves, loads one piece anew, and the fleet gives the same bits as before."""
     cache_file = EXPERTS.write_cache(tmp_path / "cache", 2)

@@ -74,6 +74,7 @@ def test_every_array_equals_the_checkpoints(exported: Path) -> None:
     source.finish()  # nothing of the host's part is left out
 
 
+@pytest.mark.slow
 def test_two_exports_are_equal_and_leave_nothing_behind(exported: Path, tmp_path: Path) -> None:
     """The command writes the same bytes; only the two files are in the folder."""
     command = [sys.executable, "-m", "host_runtime.cuda.export", str(DUCKLET), str(tmp_path)]

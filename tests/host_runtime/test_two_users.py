@@ -112,6 +112,7 @@ def test_seeded_tokens_are_the_same_with_drafts_and_without() -> None:
     assert drafts[1] == (0, 0)
 
 
+@pytest.mark.slow
 def test_ducklets_reference_answers_for_four_users_at_once() -> None:
     prompts = reference()[:4]
     engine = Engine(*ducklet())
@@ -123,6 +124,7 @@ def test_ducklets_reference_answers_for_four_users_at_once() -> None:
         assert outcome(handle)[0] == entry["greedy_ids"], entry["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_users_who_come_and_go_change_nobodys_answer(seed: int) -> None:
     """A random timetable of requests and cancellations; what was cut short is a beginning."""

@@ -357,6 +357,7 @@ def test_the_uki_holds_kernel_and_initrd(fleet: Path, public: str, package: Path
             add_sections(junk, {".x": b"x"})
 
 
+@pytest.mark.slow
 def test_the_commands(fleet: Path, tmp_path: Path, package: Path) -> None:
     """build, ls, show, verify: results on stdout, exit codes, refusal by name."""
 

@@ -77,6 +77,7 @@ def in_float64(
     return y, bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize(("hidden", "moe", "first_row", "rows"), SHAPES)
 def test_scalar_against_float64_and_bodies_against_scalar(
@@ -119,6 +120,7 @@ def test_int8_activations(fmt: int, hidden: int, moe: int, first_row: int, rows:
         assert np.array_equal(as_bits(got), as_bits(scalar)), f"{tokens} tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_wide_model_shape(fmt: int) -> None:
     """Hidden 7168 and 64 rows, DeepSeek-V3.2 on 32 ducks."""

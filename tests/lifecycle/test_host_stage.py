@@ -42,6 +42,7 @@ def test_a_fleet_without_a_host_leaves_it_alone(tmp_path: Path) -> None:
     assert host_step(hosted, skip=False).startswith("playbook 'host' on big")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_ready_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_lab_is_ready_at_the_first_look(folder: LabFolder) -> None:
     assert done["failed"] == []
 
 
+@pytest.mark.slow
 def test_a_dead_duck_is_lost_and_comes_back(folder: LabFolder) -> None:
     """status names it and ends with 3; provision starts it by its power backend; it is ready."""
     lab.kill(folder, ["d02"])
@@ -62,6 +63,7 @@ def test_a_dead_duck_is_lost_and_comes_back(folder: LabFolder) -> None:
     assert duckctl(folder, "status").returncode == 0
 
 
+@pytest.mark.slow
 def test_reboot_gives_every_duck_a_new_boot(folder: LabFolder) -> None:
     """Each comes back with another boot id, one batch after the other."""
     before = {duck["name"]: duck["boot_id"] for duck in document(folder, "status")["ducks"]}
@@ -85,6 +87,7 @@ def test_reboot_of_many_asks_first(folder: LabFolder) -> None:
     assert (after, folder.inventory.read_text()) == (before, text)
 
 
+@pytest.mark.slow
 def test_maintenance_takes_a_duck_out(folder: LabFolder) -> None:
     """It is skipped by provision and reboot, shown with its reason, and takes part again later."""
     assert duckctl(folder, "maintenance", "on", "d03", "--reason", "new fan").returncode == 0
@@ -131,6 +134,7 @@ def test_events_are_followed(folder: LabFolder) -> None:
     assert follower.returncode == 130
 
 
+@pytest.mark.slow
 def test_status_watch_prints_changes_only(folder: LabFolder) -> None:
     """Without a terminal, -w prints a line per change, not a table per look."""
     command = [sys.executable, "-m", "duckctl", "status", "-w", "--period", "0.2"]

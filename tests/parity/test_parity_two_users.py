@@ -62,6 +62,7 @@ def test_all_prompts_at_once(tmp_path: Path) -> None:
                 assert_all_at_once(experts, mtp=mtp, users=users)
 
 
+@pytest.mark.slow
 def test_a_lost_duck_ends_both_users_with_its_name(tmp_path: Path) -> None:
     """Every call needs every duck, so both end; whoever comes afterwards is served."""
     with remote_fleet(tmp_path, 2, "fp8", RemoteOptions(call_deadline_ms=400)) as experts:
@@ -85,6 +86,7 @@ def test_a_lost_duck_ends_both_users_with_its_name(tmp_path: Path) -> None:
         assert found == [prompt["greedy_ids"] for prompt in reference()[2:4]]
 
 
+@pytest.mark.slow
 def test_two_prompt_chunks_are_with_the_ducks_at_once(tmp_path: Path) -> None:
     with remote_fleet(tmp_path, 2, "fp8") as experts:
         recording = RecordingExperts(experts)

@@ -80,6 +80,7 @@ def invoke(fleet: Path, *words: str) -> Result:
     return CliRunner().invoke(host.app, [words[0], "-i", str(fleet), *words[1:]])
 
 
+@pytest.mark.slow
 def test_setup(fleet: Path, tmp_path: Path) -> None:
     """Check mode shows the difference and leaves nothing; JSON lists the changes with theirs."""
     dest = tmp_path / "made"

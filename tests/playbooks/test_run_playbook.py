@@ -96,6 +96,7 @@ def test_check_then_apply_twice(inventory: Path, tmp_path: Path) -> None:
     assert dest.read_text() == "quack\n"
 
 
+@pytest.mark.slow
 def test_t51_nothing_of_the_caller_is_passed_on(
     inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_failed_host_is_in_the_result(inventory: Path) -> None:
     assert done.exit_code == 1
 
 
+@pytest.mark.slow
 def test_t45_a_run_has_a_deadline(inventory: Path) -> None:
     """T45: a task that hangs ends with the run's own deadline, not with that of a connection."""
     started = time.monotonic()

@@ -115,6 +115,7 @@ def test_ipmi_switches_a_real_machine(tmp_path: Path, controller: BoardControlle
     assert bmc.state() is PowerState.ON
 
 
+@pytest.mark.slow
 @needs_ipmi
 def test_the_ladder_restarts_a_hung_machine_by_its_bmc(
     tmp_path: Path, controller: BoardController

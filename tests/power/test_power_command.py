@@ -105,6 +105,7 @@ def test_reboot_gives_a_new_boot_id(folder: LabFolder) -> None:
     assert outcome.steps[0].backend == "reboot"
 
 
+@pytest.mark.slow
 def test_t42_a_dead_duck_is_not_taken_for_a_rebooted_one(folder: LabFolder) -> None:
     """REBOOT to a duck that does not answer is an error, so the next backend is asked."""
     fleet = with_power(folder, "[{backend: reboot}, {backend: lab, machine: d01}]")

@@ -128,6 +128,7 @@ def test_a_command_that_fails_is_named(server: SshServer, monkeypatch: pytest.Mo
         duck(server).act(Action.CYCLE)
 
 
+@pytest.mark.slow
 def test_t44_a_booting_machine_gets_retries(tmp_path: Path) -> None:
     """Port open, banner missing: a few tries, then an error with the reason; never a hang."""
     make_key(tmp_path / "user_key")

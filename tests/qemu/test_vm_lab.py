@@ -67,6 +67,7 @@ def states(folder: LabFolder) -> dict[str, str]:
     return {duck.name: lab.state_of(folder, state, duck) for duck in state.ducks}
 
 
+@pytest.mark.slow
 def test_up_status_exec_down(
     folder: LabFolder, image: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_missing_image_leaves_nothing(folder: LabFolder) -> None:
     assert processes_naming(str(folder.root)) == []
 
 
+@pytest.mark.slow
 def test_a_broken_machine_is_named_with_its_words(
     folder: LabFolder, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_streamed_and_whole_answers_are_equal(
     assert usages[0] == usages[1]
 
 
+@pytest.mark.slow
 def test_ducklet_knows_that_143_is_not_prime_and_stop_strings_cut_its_answer(
     server: ServerProcess,
 ) -> None:
@@ -142,6 +143,7 @@ def test_ducklet_knows_that_143_is_not_prime_and_stop_strings_cut_its_answer(
     assert cut["usage"]["completion_tokens"] < answer["usage"]["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_concurrency_does_not_change_it(
     server: ServerProcess,
 ) -> None:
@@ -228,6 +230,7 @@ def test_mistakes_in_the_run_file_end_with_code_1(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

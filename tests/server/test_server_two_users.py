@@ -38,6 +38,7 @@ def shared_steps(url: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 def test_two_clients_share_steps_and_get_their_own_answers(mtp: bool) -> None:
     """Greedy and seeded sampling."""

@@ -235,6 +235,7 @@ def wait_for_journal(cache_dir: Path, lines: int, process: subprocess.Popen[byte
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_finished_pieces_and_says_so(
     duckctl: Duckctl, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:

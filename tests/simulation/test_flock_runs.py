@@ -152,6 +152,7 @@ def test_a_hung_box_is_switched_and_one_that_never_returns_is_named(flock: Flock
     assert [duck["name"] for duck in cured.document["ducks"]] == ["duck0002"]
 
 
+@pytest.mark.slow
 def test_t27_only_ducks_of_the_plan_are_touched(flock: Flock) -> None:
     """Provisioning some ducks leaves all others as they are, dark ones dark and running ones up."""
     before = flock.counts()
@@ -171,6 +172,7 @@ def test_t27_only_ducks_of_the_plan_are_touched(flock: Flock) -> None:
     assert changes(before, flock.counts()) == all_of(flock, 1)
 
 
+@pytest.mark.slow
 def test_t26_t55_boot_intent_is_one_shot(flock: Flock) -> None:
     """T26, T55: a duck that is set to boot its own disk is armed for one network boot, says so, and
     falls back to its disk afterwards; the intent ends with its hello."""
@@ -185,6 +187,7 @@ def test_t26_t55_boot_intent_is_one_shot(flock: Flock) -> None:
     assert (intents.of("duck0003").action, intents.of("duck0003").reason) == ("local", "has a disk")
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing(flock: Flock) -> None:
     """No file of the fleet is made, changed or touched by --dry-run, and no box is switched."""
 
@@ -202,6 +205,7 @@ def test_a_dry_run_writes_nothing(flock: Flock) -> None:
     assert (files(), flock.counts()) == (before, counted)
 
 
+@pytest.mark.slow
 def test_an_unknown_box_is_discovered_and_adopted(flock: Flock) -> None:
     """A box that nobody knows asks for an address, is shown by discover, is taken in by one command
     and brought up by the next; an inventory's comment survives."""
@@ -227,6 +231,7 @@ def test_an_unknown_box_is_discovered_and_adopted(flock: Flock) -> None:
         flock.inventory.write_text(text)
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_work_on_one_fleet(flock: Flock) -> None:
     """The second names the first, and changes nothing."""
     first = flock.start_run(*PROVISION)
@@ -239,6 +244,7 @@ def test_two_runs_do_not_work_on_one_fleet(flock: Flock) -> None:
         assert flock.finish_run(first, 120).code == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_at_once_and_says_how_to_go_on(flock: Flock) -> None:
     """SIGINT in the middle: exit code 130 within two seconds, and the same command goes on."""
     running = flock.start_run(*PROVISION)

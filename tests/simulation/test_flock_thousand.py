@@ -33,6 +33,7 @@ def check_all_up(flock: Flock, finished: Finished) -> None:
     assert {count.boots for count in flock.counts().values()} == {1}, "a box started over"
 
 
+@pytest.mark.slow
 def test_fifty_boxes_become_ready(tmp_path: Path, flock_program: Path) -> None:
     """50 boxes of all kinds of firmware in 4 domains: each boots once and is verified; the history
     shows every step, and a second run finds nothing to do."""

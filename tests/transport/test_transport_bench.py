@@ -54,6 +54,7 @@ def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_lanes_tell_both_ways_and_the_bare_call(capsys: pytest.CaptureFixture[str]) -> None:
     """All from the same run; no way beats the transport that all of them use."""
     words = ["--ducks", "2", "--hidden", "512", "--calls", "240", "--json"]

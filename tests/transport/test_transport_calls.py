@@ -180,6 +180,7 @@ def test_a_runaway_kernel_is_a_time_limit(tmp_path: Path, echo_kernel: bytes) ->
         assert caught.value.status == wire.Status.ERR_TIME_LIMIT
 
 
+@pytest.mark.slow
 def test_a_slow_call_is_a_deadline_though_the_duck_is_alive(
     tmp_path: Path, echo_kernel: bytes
 ) -> None:
@@ -249,6 +250,7 @@ def test_a_cut_duck_is_like_a_dead_one_until_it_returns(tmp_path: Path, echo_ker
         )
 
 
+@pytest.mark.slow
 def test_a_new_session_with_a_duck_ends_the_compute_session(
     tmp_path: Path, echo_kernel: bytes
 ) -> None:
@@ -271,6 +273,7 @@ def test_a_new_session_with_a_duck_ends_the_compute_session(
             )
 
 
+@pytest.mark.slow
 def test_a_host_that_was_stopped_blames_no_duck(tmp_path: Path, echo_kernel: bytes) -> None:
     """A host process stopped for longer than silence_ms goes on where it was."""
     context = multiprocessing.get_context("spawn")

@@ -80,6 +80,7 @@ def test_a_tap_device(tmp_path: Path, echo_kernel: bytes) -> None:
             check_calls_and_faults(transport, shelf)
 
 
+@pytest.mark.slow
 def test_a_link_goes_and_comes_back(tmp_path: Path, echo_kernel: bytes) -> None:
     """The switch's port of one domain: its ducks fail by name, and serve again when it is back."""
     with running_segments(tmp_path, echo_kernel, 1500, 2, 1, device=AF_PACKET) as (segments, shelf):

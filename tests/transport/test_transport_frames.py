@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from native_kit import FOLDER, compile_all, link, sanitizer_flags
 
 SEED, SECONDS = 7, 2
 
 
+@pytest.mark.slow
 def test_frames(tmp_path: Path) -> None:
     """Right ones are read as they were built; no other one is, and none is read beyond its end."""
     flags = sanitizer_flags("address,undefined")

@@ -40,6 +40,7 @@ def run_lanes(folder: Path, kernel: bytes, program: Path, steps: int) -> None:
     assert (result.stdout, result.stderr) == ("the lanes are over\n", "")
 
 
+@pytest.mark.slow
 def test_two_lanes_of_a_card(tmp_path: Path, echo_kernel: bytes) -> None:
     run_lanes(tmp_path, echo_kernel, build_with_library("lanes", tmp_path), 40)
 
@@ -53,6 +54,7 @@ def test_sanitizers_find_nothing(
     run_lanes(tmp_path, echo_kernel, program, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [wire.Dtype.F32, wire.Dtype.BF16, wire.Dtype.FP8])
 def test_messages_are_those_of_the_python_path(
     tmp_path: Path, sanitized_objects: SanitizedObjects, dtype: wire.Dtype

@@ -21,6 +21,7 @@ FRAGMENTS = 9  # of 12,016 bytes at MTU 1500
 QUICK = TransportOptions(silence_ms=700, ping_ms=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["card", "port"])
 def test_a_domain_goes_and_comes_back(tmp_path: Path, echo_kernel: bytes, what: str) -> None:
     """The host's card down, then the switch's port: one domain fails by name, the other answers."""

@@ -54,6 +54,7 @@ def test_calls_take_no_memory(tmp_path: Path, echo_kernel: bytes) -> None:
     assert during == 0
 
 
+@pytest.mark.slow
 def test_a_lying_duck_ends_no_host(tmp_path: Path) -> None:
     run_hostile(build_with_library("hostile", tmp_path), seed=1, rounds=3)
 

@@ -134,6 +134,7 @@ def test_another_protocol_version_is_named() -> None:
     assert "speaks protocol version 9, this host speaks 2" in caught.value.message
 
 
+@pytest.mark.slow
 def test_hello_survives_loss(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, shelf.transport() as transport:
         transport.set_faults(Faults(seed=11, drop=0.4, duplicate=0.2, reorder=0.2))

@@ -41,6 +41,7 @@ def storm(transport: Transport, calls: int, chooser: random.Random) -> None:
                 assert total.tobytes() == expected.tobytes(), f"call {number}, seed {SEED}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_storm(tmp_path: Path, echo_kernel: bytes, calls: int) -> None:
     """10 % loss, duplicates and reordering, 1 % corruption: no call differs, repairs stay few."""
