@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5
 BANNER_TIMEOUT_S = 10  # a machine that boots accepts connections before sshd speaks
 COMMAND_TIMEOUT_S = 15
+NO_EXIT_STATUS = -1  # what paramiko returns for a channel that was closed without one
 CONNECT_TRIES = 3
 RETRY_PAUSE_S = 1.0
 KNOWN_HOSTS = "known_hosts"
@@ -71,13 +72,22 @@ class SshPower:
         from invoke.exceptions import CommandTimedOut, UnexpectedExit
 
         with self._connected() as connection:
+            begin = time.monotonic()
             try:
                 connection.run(command, hide=True, in_stream=False, timeout=COMMAND_TIMEOUT_S)
             except UnexpectedExit as error:
+                if error.result.exited == NO_EXIT_STATUS:
+                    # the timer's end of the channel may be seen before the timer's own end
+                    if time.monotonic() - begin >= COMMAND_TIMEOUT_S:
+                        raise self._no_answer() from error
+                    raise self._error("the connection ended before the command did") from error
                 said = error.result.stderr.strip()[-200:]
                 raise self._error(f"exit code {error.result.exited}: {said}") from error
             except CommandTimedOut as error:
-                raise self._error(f"no answer within {COMMAND_TIMEOUT_S} s") from error
+                raise self._no_answer() from error
+
+    def _no_answer(self) -> PowerError:
+        return self._error(f"no answer within {COMMAND_TIMEOUT_S} s")
 
     def _error(self, text: str, hint: str = "") -> PowerError:
         return PowerError(f"{self._target.name}: {self.describe()}: {text}", hint)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,33 @@ def test_t45_every_wait_has_a_limit(server: SshServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(ssh, "COMMAND_TIMEOUT_S", 0.5)
     monkeypatch.setitem(ssh.COMMANDS, Action.OFF, "sleep 20")
     with pytest.raises(PowerError, match="no answer within"):
+        duck(server).act(Action.OFF)
+
+
+def test_a_wait_that_ends_slowly_is_told_as_what_it_is(
+    server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closed channel is seen while the timer that closed it still runs."""
+    from fabric.runners import Remote
+
+    close = Remote.kill
+
+    def close_slowly(runner: Remote) -> None:
+        close(runner)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(Remote, "kill", close_slowly)
+    monkeypatch.setattr(ssh, "COMMAND_TIMEOUT_S", 0.5)
+    monkeypatch.setitem(ssh.COMMANDS, Action.OFF, "sleep 20")
+    with pytest.raises(PowerError, match="no answer within"):
+        duck(server).act(Action.OFF)
+
+
+def test_a_connection_that_ends_first_is_told(
+    server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ssh.COMMANDS, Action.OFF, "kill -9 $PPID")
+    with pytest.raises(PowerError, match="the connection ended before the command did"):
         duck(server).act(Action.OFF)
 
 
