@@ -100,6 +100,7 @@ def duckctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_commands_change_and_show_them(tmp_path: Path) -> None:
     """boot set, status, clear; an image that does not exist is refused."""
     make_fleet(tmp_path)

@@ -325,6 +325,7 @@ def test_t32_a_taken_port_is_named_with_its_owner(net: Net, fleet: Fleet) -> Non
     assert "udp 0.0.0.0:67" not in done.stderr
 
 
+@pytest.mark.slow
 def test_kill_9_is_cleaned_up_by_the_next_start(net: Net, fleet: Fleet) -> None:
     """A second service is refused; after kill -9 the next one ends what was left, and serves."""
     with serving(net, fleet) as process:

@@ -243,6 +243,7 @@ def in_terminal(*arguments: str, **environment: str) -> str:
     return b"".join(chunks).decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_styles_unless_they_are_unwanted() -> None:
     show = ["inventory", "show", str(ROOT / "inventory" / "lab.yml")]
     assert "\x1b[" in in_terminal(*show)

@@ -181,6 +181,7 @@ def folder(tmp_path: Path) -> Iterator[LabFolder]:
     lab.down(folder)
 
 
+@pytest.mark.slow
 def test_watching_a_real_fleet(
     folder: LabFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_kept_inputs(programs: dict[str, Path]) -> None:
     assert done.stdout == f"{len(inputs)} inputs\n"
 
 
+@pytest.mark.slow
 def test_core_is_freestanding(tmp_path: Path) -> None:
     """The core needs the memcpy family and sealing from outside, and its platform; nothing else."""
     objects = []

@@ -158,6 +158,7 @@ def test_clean_end(tmp_path: Path, kernel: Kernel, number: signal.Signals, polic
         wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
+@pytest.mark.slow
 def test_no_orphan_when_killed(duck: DuckProcess, kernel: Kernel) -> None:
     with duck.serving(kernel("hostile"), limit_ms=600_000) as client:
         client.send_call(bytes([3, 0, 0, 0, 0, 0, 0, 0]))  # an endless loop

@@ -168,6 +168,7 @@ def test_two_hosts_at_once(duck: DuckProcess, kernel: Kernel) -> None:
 # ---- dropped packets ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_check_has_its_counter(duck: DuckProcess) -> None:
     with duck.client() as client:
         ping = client.seal(wire.build(wire.PING, bytes(32), session=client.session, sequence=1))

@@ -169,6 +169,7 @@ def test_the_power_button_switches_off(image: Path, tmp_path: Path, machine: str
         assert "paused (shutdown)" in guest.monitor("info status")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nic", ["virtio-net-pci", "e1000e"])
 def test_a_panic_tells_the_host(image: Path, tmp_path: Path, nic: str) -> None:
     """One datagram to the host's port 7212 with the end of the log: what broke, and where."""

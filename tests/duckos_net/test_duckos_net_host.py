@@ -110,6 +110,7 @@ def test_fuzz_new_seed(programs: dict[str, Path]) -> None:
     run(programs["fuzz_net_frames"], str(secrets.randbits(40)), "15", "all")
 
 
+@pytest.mark.slow
 def test_needs_nothing_but_its_neighbours(tmp_path: Path) -> None:
     """Freestanding: the network asks duckos for memory, time, log and options, for nothing else."""
     objects = []

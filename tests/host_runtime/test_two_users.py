@@ -77,6 +77,7 @@ def test_a_row_has_the_same_bits_beside_another_sequence(
 
 
 # ---------------------------------------------------------------- answers
+@pytest.mark.slow
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 @pytest.mark.parametrize("users", [2, 3, 4])
 def test_answers_equal_those_of_each_user_alone(users: int, mtp: bool) -> None:

@@ -99,6 +99,7 @@ def test_scalar_against_float64_and_bodies_against_scalar(
             assert np.array_equal(as_bits(got), as_bits(scalar)), f"{body}, {tokens} tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [Q4, Q6])
 @pytest.mark.parametrize(("hidden", "moe", "first_row", "rows"), SHAPES)
 def test_int8_activations(fmt: int, hidden: int, moe: int, first_row: int, rows: int) -> None:
@@ -311,6 +312,7 @@ def test_unusual_activations_pass_through_all_bodies_alike(fmt: int) -> None:
             assert np.array_equal(as_bits(got), as_bits(scalar[rows])), body
 
 
+@pytest.mark.slow
 def test_silu_against_float64() -> None:
     """Its relative error stays below 5e-7 where it is not tiny: exp is good to 2^-22.5."""
     hidden, rows = 128, 32

@@ -73,6 +73,7 @@ def test_reboot_gives_every_duck_a_new_boot(folder: LabFolder) -> None:
     assert done["restarted"] == ["d01", "d02", "d03"]
 
 
+@pytest.mark.slow
 def test_reboot_of_many_asks_first(folder: LabFolder) -> None:
     """Without a terminal and without --yes nothing is restarted."""
     text = folder.inventory.read_text()
@@ -101,6 +102,7 @@ def test_maintenance_takes_a_duck_out(folder: LabFolder) -> None:
     assert states(folder)["d03"] == "ready"
 
 
+@pytest.mark.slow
 def test_wait_returns_at_once_or_names_who_is_missing(folder: LabFolder) -> None:
     """ready is reached; serving is not, and the time-out names each duck."""
     assert duckctl(folder, "wait", "--for=ready", "--timeout", "20").returncode == 0
@@ -109,6 +111,7 @@ def test_wait_returns_at_once_or_names_who_is_missing(folder: LabFolder) -> None
     assert "d01 is ready" in done.stderr
 
 
+@pytest.mark.slow
 def test_events_are_followed(folder: LabFolder) -> None:
     """events -f prints a JSON line for what another command does, while it does it."""
     command = [sys.executable, "-m", "duckctl", "events", "-f", "--json", "-n", "1"]

@@ -200,6 +200,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_t50_ctrl_c_ends_everything(inventory: Path, number: signal.Signals) -> None:
     """T50: a signal ends the run, its workers and their children; the handlers are as before."""
@@ -219,6 +220,7 @@ def test_t50_ctrl_c_ends_everything(inventory: Path, number: signal.Signals) -> 
     assert sleepers() == []
 
 
+@pytest.mark.slow
 def test_cancelling_from_elsewhere(inventory: Path) -> None:
     """A caller's own wish to stop works as Ctrl-C does."""
     with pytest.raises(KeyboardInterrupt):

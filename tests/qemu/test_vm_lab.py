@@ -270,6 +270,7 @@ def test_an_interrupted_up_leaves_nothing(folder: LabFolder, image: str) -> None
     assert processes_naming(str(folder.root)) == []
 
 
+@pytest.mark.slow
 def test_the_filter_lets_only_magic_packets_through(folder: LabFolder) -> None:
     """Frames to other ports never reach the listener; raw EtherType 0842 does."""
     lab.up(folder, PROCESSES, NO_IMAGE)

@@ -85,6 +85,7 @@ def test_no_server_is_a_clear_error() -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.slow
 def test_errors_before_and_during_an_answer_are_told_in_the_servers_words() -> None:
     def script(handle: ScriptedHandle) -> None:
         handle.tokens(encoded("Hello wor"))

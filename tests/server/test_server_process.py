@@ -109,6 +109,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", QUESTIONS, ids=lambda f: str(f)[-40:])
 def test_streamed_and_whole_answers_are_equal(
     server: ServerProcess, fields: dict[str, Any]

@@ -180,6 +180,7 @@ NAMES = [*MessageIn.model_fields, "type", "function", "arguments", "text", "id"]
 OBJECTS = st.dictionaries(st.sampled_from(NAMES), JSON, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.lists(OBJECTS, max_size=3))
 def test_no_request_whatever_it_holds_is_an_internal_error(

@@ -26,6 +26,7 @@ def peak_bytes(model_dir: Path, cache_dir: Path, limit_bytes: int) -> int:
     return int(run.stdout.split()[3])
 
 
+@pytest.mark.slow
 def test_peak_memory_stays_below_the_limit(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     model_dir = make_checkpoint(LARGE)
     checkpoint = open_checkpoint(model_dir)

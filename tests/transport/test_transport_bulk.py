@@ -171,6 +171,7 @@ def test_cancel_and_progress(tmp_path: Path, echo_kernel: bytes) -> None:
         transport.request(0, wire.MessageType.STATS, bytes(256), REQUEST_MS)
 
 
+@pytest.mark.slow
 def test_a_duck_killed_during_a_write_is_named_and_the_other_goes_on(
     tmp_path: Path, echo_kernel: bytes
 ) -> None:

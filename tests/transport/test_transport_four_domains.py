@@ -15,6 +15,7 @@ PROTOCOL_AT, ADDRESSES_AT = 14 + 9, 14 + 12  # of source and target, in a frame
 UDP = 17
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_domain", [1, 2])
 @pytest.mark.parametrize("mtu", [1500, 9000])
 @pytest.mark.parametrize("port", ["udp", "dpdk"])

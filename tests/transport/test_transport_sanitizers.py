@@ -47,6 +47,7 @@ def run_hostile(program: Path, seed: int, rounds: int) -> None:
     assert int(told[3]) > 0 and int(told[5]) > 0, "lies were noticed"
 
 
+@pytest.mark.slow
 def test_calls_take_no_memory(tmp_path: Path, echo_kernel: bytes) -> None:
     told = run_storm(tmp_path, echo_kernel, build_with_library("storm", tmp_path), 300)
     before, during = (int(line.split()[-1]) for line in told.splitlines() if "alloc" in line)
