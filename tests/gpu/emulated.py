@@ -43,7 +43,6 @@ class EmulatedKernels:
         from host_runtime.ops.gpu import compiled
 
         self.late, self.shared_per_block = late, 232448
-        self.launched: list[str] = []
         self._functions: dict[str, Any] = {}
         sources = Path(compiled.__file__).parent
         for name in (*compiled.SOURCES, *compiled.HEADERS):
@@ -71,7 +70,6 @@ class EmulatedKernels:
     ) -> None:
         """Run a kernel to its end."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        self.launched.append(name)
         error = self._functions[source](
             name.encode(), programs, threads, shared_bytes, int(self.late), pointers
         )

@@ -176,10 +176,7 @@ def test_a_wait_that_ends_slowly_is_told_as_what_it_is(
         time.sleep(0.3)
 
     monkeypatch.setattr(Remote, "kill", close_slowly)
-    monkeypatch.setattr(ssh, "COMMAND_TIMEOUT_S", 0.5)
-    monkeypatch.setitem(ssh.COMMANDS, Action.OFF, "sleep 20")
-    with pytest.raises(PowerError, match="no answer within"):
-        duck(server).act(Action.OFF)
+    test_t45_every_wait_has_a_limit(server, monkeypatch)
 
 
 def test_a_connection_that_ends_first_is_told(
