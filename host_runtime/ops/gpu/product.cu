@@ -140,9 +140,9 @@ __device__ __forceinline__ void run(const Product &p, const Route &route) {
 
 /* For each kind of input a kernel of its own, with less code and registers than one for all; and
  * one for all inputs that need little code, because they are split or short: a step's kernels then
- * find their instructions in the cache. 104 registers: none is spilled (the first-level cache is too
- * small for spills beside so much shared memory: they cost a tenth of the step), and two blocks
- * leave room for the small kernels. */
+ * find their instructions in the cache. 104 registers: none is spilled (the first-level cache is
+ * too small for spills beside so much shared memory: they cost a tenth of the step), and two
+ * blocks leave room for the small kernels. */
 #define PRODUCT(X, NAME, INPUT)                                                                    \
     extern "C" __global__ void __maxnreg__(104) product_##X##_##NAME(Product p, Route route) {     \
         run<X, INPUT>(p, route);                                                                   \
