@@ -60,7 +60,7 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """Arguments of a live process; empty when it is gone."""
+    """Arguments of a live process; empty when it is gone, and for a moment of each execve(2)."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -86,11 +86,14 @@ def descendants(pid: int) -> list[ProcessIdentity]:
 
 
 def is_same(identity: ProcessIdentity, words: Iterable[str] = ()) -> bool:
-    """True if the process still lives and is the one meant: start time, boot and arguments."""
+    """True if the process still lives and is the one meant: start time, boot and arguments.
+
+    A process without arguments is in the middle of an execve(2): its start time has to do then.
+    """
     if identify(identity.pid) != identity:
         return False
     arguments = command_line(identity.pid)
-    return all(word in arguments for word in words)
+    return not arguments or all(word in arguments for word in words)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

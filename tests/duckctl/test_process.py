@@ -61,6 +61,34 @@ def test_a_live_process_is_itself(processes: list[subprocess.Popen[bytes]]) -> N
     assert command_line(identity.pid)[-2:] == ["--name", "d01"]
 
 
+# A program that becomes itself again and again: its command line is empty for a moment each time.
+CHAIN = """
+import os, sys
+count = int(sys.argv[1])
+if count:
+    again = [sys.executable, "-I", "-S", "-c", sys.argv[2], str(count - 1), *sys.argv[2:]]
+    os.execv(sys.executable, again)
+"""
+
+
+def test_a_process_that_changes_its_program_is_itself(
+    processes: list[subprocess.Popen[bytes]],
+) -> None:
+    """`ip netns exec` becomes the program that it was asked for: a guest has not ended then."""
+    chain = [sys.executable, "-I", "-S", "-c", CHAIN, "150", CHAIN, "--name", "d01"]
+    process = subprocess.Popen(chain)
+    processes.append(process)
+    identity = identify(process.pid)
+    assert identity is not None
+    # This process's own words are there until the first execve.
+    assert wait_until(lambda: "--name" in command_line(process.pid), 20)
+    looks = 0
+    while is_same(identity, ("--name", "d01")):
+        looks += 1
+    assert identify(process.pid) is None, f"a live process was taken for another, look {looks}"
+    assert looks > 100
+
+
 def test_a_process_of_another_start_or_boot_is_never_touched(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
