@@ -99,7 +99,7 @@ def gemv_times(model: GpuModel) -> Times:
     def launch() -> None:
         for layer in model.layers:
             _layer_products(model, layer, lane)
-        linear(lane.normed, model.head, lane.logits)
+        linear(lane.rows.normed, model.head, lane.rows.logits)
 
     with torch.cuda.stream(stream):
         launch()
@@ -114,23 +114,23 @@ def _layer_products(model: GpuModel, layer: object, lane: Lane) -> None:
     from host_runtime.cuda.layer import GpuLayer
 
     assert isinstance(layer, GpuLayer)
-    c = model.config
+    c, row = model.config, lane.rows
     eps = c.rms_norm_eps
-    first, middle = lane.first[:, : layer.first.rows], lane.middle[:, : layer.gate_up.rows]
+    first, middle = row.first[:, : layer.first.rows], row.middle[:, : layer.gate_up.rows]
     linear(
-        lane.x, layer.first, first, prologue="norm", gain=layer.input_norm, eps=eps,
-        split=lane.x_split,
+        row.x, layer.first, first, prologue="norm", gain=layer.input_norm, eps=eps,
+        split=row.x_split,
     )  # fmt: skip
     linear(
-        lane.first[:, : c.q_lora_rank], layer.second, lane.second,
+        row.first[:, : c.q_lora_rank], layer.second, row.second,
         prologue="norm", gain=layer.q_norm, eps=eps,
     )  # fmt: skip
-    partial_linear(lane.values.view(1, -1), layer.o, lane.out, split=lane.values_split)
+    partial_linear(row.values, layer.o, row.out, split=row.values_split)
     linear(
-        lane.x, layer.gate_up, middle, prologue="norm", gain=layer.post_norm, eps=eps,
-        split=lane.x_split,
+        row.x, layer.gate_up, middle, prologue="norm", gain=layer.post_norm, eps=eps,
+        split=row.x_split,
     )  # fmt: skip
-    partial_linear(lane.middle[:, : 2 * layer.inner], layer.down, lane.out, prologue="silu")
+    partial_linear(row.middle[:, : 2 * layer.inner], layer.down, row.out, prologue="silu")
 
 
 def gemv_bytes(model: GpuModel) -> int:

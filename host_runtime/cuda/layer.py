@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from host_runtime.config import ModelConfig
-from host_runtime.cuda.lane import Lane
+from host_runtime.cuda.lane import Lane, LaneGroup
 from host_runtime.cuda.parts import Fused, Vector, inner_size, layer_parts
 from host_runtime.cuda.pool import LayerCaches
 from host_runtime.cuda.weights import GpuWeights
@@ -24,7 +24,7 @@ from host_runtime.ops.gpu.linear import (
     can_route_beside,
     linear,
     partial_linear,
-    partial_rows,
+    partial_sums,
 )
 from host_runtime.ops.gpu.mailbox import Answer, add_parts, adds_parts, wait_for_answer
 from host_runtime.ops.gpu.norm import add_norm
@@ -91,10 +91,15 @@ class GpuLayer:
         """All matrices that a decode row reads."""
         return [self.first, self.second, self.prepare.kv_b, self.o, self.gate_up, self.down]
 
-    # ------------------------------------------------------------------ one decode row, capturable
+    # ------------------------------------------------------------------ decode rows, capturable
+    @property
+    def has_experts(self) -> bool:
+        """Whether it has routed experts, so that lanes wait for them, each for its own."""
+        return self.bias is not None
+
     def decode_attention(
         self,
-        lane: Lane,
+        group: LaneGroup,
         caches: LayerCaches,
         rotation: torch.Tensor,
         scores: torch.Tensor | None,
@@ -102,27 +107,45 @@ class GpuLayer:
         *,
         first: bool,
     ) -> None:
-        """lane.x -> lane.x before the MLP. Sparse if `scores` is given. `first`: of the step, so
-        that no layer before has split lane.x."""
-        c, n = self.config, lane.first
+        """rows.x -> rows.x before the MLP, a later lane after the earlier one. Sparse if `scores`
+        is given. `first`: of the step, so that no layer before has split rows.x."""
+        c, rows = self.config, group.rows
         linear(
-            lane.x, self.first, lane.first[:, : self.first.rows],
+            rows.x, self.first, rows.first[:, : self.first.rows],
             prologue="norm", gain=self.input_norm, eps=c.rms_norm_eps,
-            split=None if first else lane.x_split,
+            split=None if first else rows.x_split,
         )  # fmt: skip
         linear(
-            n[:, : c.q_lora_rank], self.second, lane.second,
+            rows.first[:, : c.q_lora_rank], self.second, rows.second,
             prologue="norm", gain=self.q_norm, eps=c.rms_norm_eps,
         )  # fmt: skip
+        splits = [
+            self._attend_row(lane, caches, rotation, scores, choice_work) for lane in group.lanes
+        ]
+        split = rows.values_split if all(splits) else None
+        out = partial_linear(rows.values, self.o, rows.out, split=split)
+        for lane, added in zip(group.lanes, out, strict=True):
+            self._add(lane, added, self.post_norm, None, spread=False)
+
+    def _attend_row(
+        self,
+        lane: Lane,
+        caches: LayerCaches,
+        rotation: torch.Tensor,
+        scores: torch.Tensor | None,
+        choice_work: torch.Tensor,
+    ) -> bool:
+        """The cache row, and values of what first and second gave; True if they are split too."""
+        c, row = self.config, lane.rows
         prepare(
-            self.sizes, self.prepare, lane.state, lane.first[0], lane.second[0], rotation,
+            self.sizes, self.prepare, lane.state, row.first[0], row.second[0], rotation,
             lane.query, lane.index_query, caches.kv, caches.key, c.rms_norm_eps, KEY_NORM_EPS,
         )  # fmt: skip
         selected = None
         if scores is not None:
             at = self.index_weight_at
             index_scores(
-                lane.state, lane.index_query, n[0, at : at + c.index_n_heads],
+                lane.state, lane.index_query, row.first[0, at : at + c.index_n_heads],
                 self._index_factor, caches.key, scores,
             )  # fmt: skip
             top_positions(lane.state, scores, lane.selected, choice_work)
@@ -131,47 +154,46 @@ class GpuLayer:
             lane.state, lane.query, caches.kv, selected, c.softmax_scale, lane.parts, lane.sums,
             c.kv_lora_rank,
         )  # fmt: skip
+        values = row.values.view(c.num_attention_heads, c.v_head_dim)
         split = merge_values(
-            lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, lane.values,
-            lane.values_split,
-        )  # fmt: skip
-        out = partial_linear(lane.values.view(1, -1), self.o, lane.out, split=split)
-        self._add(lane, out, self.post_norm, None, spread=False)
+            lane.parts, lane.sums, self.prepare.kv_b, c.qk_nope_head_dim, values, row.values_split
+        )
+        return split is not None
 
-    def decode_mlp(self, lane: Lane, *, call: bool) -> None:
-        """lane.x -> the MLP's or shared expert's output in lane.out; posts the expert call."""
-        middle, box = lane.middle[:, : self.gate_up.rows], lane.mailbox
+    def decode_mlp(self, group: LaneGroup, *, call: bool) -> None:
+        """rows.x -> the MLP's or shared expert's output in rows.out; posts the expert call, which
+        is that of a lane alone."""
+        c, rows = self.config, group.rows
+        middle = rows.middle[:, : self.gate_up.rows]
         payload = beside = None
         if self.bias is not None:
-            logits = middle[0, self.router_at : self.router_at + self.config.n_routed_experts]
+            (lane,) = group.lanes
+            box = lane.mailbox
+            logits = middle[0, self.router_at : self.router_at + c.n_routed_experts]
             posted = RouteCall(lane.sequence, box.flags, self.index) if call else None
             if can_route_beside(self.gate_up, self.down):
-                eps = self.config.rms_norm_eps
-                payload = route_payload(lane.x[0], self.post_norm, eps, box.hidden)
-                beside = route_beside(logits, self.bias, self.config, box.ids, box.weights, posted)
+                payload = route_payload(rows.x[0], self.post_norm, c.rms_norm_eps, box.hidden)
+                beside = route_beside(logits, self.bias, c, box.ids, box.weights, posted)
         if payload is None or beside is None:
             payload = beside = None
         linear(
-            lane.x, self.gate_up, middle,
-            prologue="norm", gain=self.post_norm, eps=self.config.rms_norm_eps, route=payload,
-            split=lane.x_split,
+            rows.x, self.gate_up, middle,
+            prologue="norm", gain=self.post_norm, eps=c.rms_norm_eps, route=payload,
+            split=rows.x_split,
         )  # fmt: skip
         if self.bias is not None and beside is None:
-            route(
-                logits, self.bias, self.config, box.ids, box.weights, lane.normed[0], box.hidden,
-                posted,
-            )  # fmt: skip
+            route(logits, self.bias, c, box.ids, box.weights, rows.normed[0], box.hidden, posted)
         gate_up = middle[:, : 2 * self.inner]
-        partial_linear(gate_up, self.down, lane.out, prologue="silu", route=beside)
+        partial_linear(gate_up, self.down, rows.out, prologue="silu", route=beside)
 
     def decode_finish(self, lane: Lane, gain: torch.Tensor, *, call: bool, last: bool) -> None:
-        """Add MLP and experts to lane.x; in the last layer lane.normed = the final norm of it."""
-        box, answer = lane.mailbox, None
+        """Add MLP and experts to the lane's x; in the last layer normed = the final norm of it."""
+        box, row, answer = lane.mailbox, lane.rows, None
         if self.bias is not None and call:
             answer = Answer(lane.sequence, box.flags, box.result)
-        self._add(lane, lane.out[: partial_rows(self.down)], gain, answer, spread=True)
-        if last and adds_parts(lane.x):
-            add_norm(lane.x, lane.zeros, gain, self.config.rms_norm_eps, lane.normed)
+        self._add(lane, row.out[0, : partial_sums(self.down)], gain, answer, spread=True)
+        if last and adds_parts(row.x):
+            add_norm(row.x, lane.zeros, gain, self.config.rms_norm_eps, row.normed)
 
     def _add(
         self,
@@ -182,16 +204,17 @@ class GpuLayer:
         *,
         spread: bool,
     ) -> None:
-        """lane.x += the sum of added and the answer, and lane.x_split; without CUDA C++ lane.normed
-        in its place."""
-        kernels = adds_parts(lane.x)
+        """The lane's x += the sum of added and the answer, and x_split; without CUDA C++ normed in
+        its place."""
+        row = lane.rows
+        kernels = adds_parts(row.x)
         if kernels is not None:
-            add_parts(kernels, lane.x, added, answer, spread=spread, gain=gain, split=lane.x_split)
+            add_parts(kernels, row.x, added, answer, spread=spread, gain=gain, split=row.x_split)
             return
         if answer is not None:
             wait_for_answer(answer.sequence, answer.flags)
         result = answer.result if answer is not None else None
-        add_norm(lane.x, added, gain, self.config.rms_norm_eps, lane.normed, result)
+        add_norm(row.x, added, gain, self.config.rms_norm_eps, row.normed, result)
 
     @property
     def _index_factor(self) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from host_runtime.config import GenerationConfig, ModelConfig
-from host_runtime.cuda.lane import Lane, Widths
+from host_runtime.cuda.lane import Lane, LaneGroup, Rows, Widths
 from host_runtime.cuda.layer import GpuLayer, wide_linear
 from host_runtime.cuda.link import CallLink
 from host_runtime.cuda.mailbox import Mailbox
@@ -106,12 +106,8 @@ class GpuModel:
                 *((one.first, one.second, one.gate_up) for one in every), strict=True
             )
         ))  # fmt: skip
-        self._normed = torch.zeros(LANES_MAX, config.hidden_size, device=self.card)
-        self._logits = torch.zeros(LANES_MAX, config.vocab_size, device=self.card)
-        self.lanes = [
-            Lane(config, widths, self._normed[i : i + 1], self._logits[i : i + 1])
-            for i in range(LANES_MAX)
-        ]
+        self._rows_of_lanes = Rows.zeros(config, widths, LANES_MAX, self.card)
+        self.lanes = [Lane(config, self._rows_of_lanes.part(i, i + 1)) for i in range(LANES_MAX)]
         self.link = CallLink(self.lanes)
         self._scores = torch.zeros(max(positions, config.index_topk), device=self.card)
         self._choice_work = choice_workspace(self._scores.shape[0], self.card)
@@ -243,7 +239,7 @@ class GpuModel:
         graph = self.graph(StepKind(count, self.scores_size(length), mtp))
         with self.link.serving(experts):
             graph.replay()
-            hidden = self._normed[:count].clone()
+            hidden = self._rows_of_lanes.normed[:count].clone()
             gave_up = [bool(lane.sequence[1]) for lane in self.lanes[:count]]  # waits for the step
         if any(gave_up):
             for lane in self.lanes:
@@ -286,20 +282,21 @@ class GpuModel:
         k = self.config.n_routed_experts
         logits = torch.zeros(k, device=self.card)
         route(
-            logits, logits, self.config, spare.ids, spare.weights, lane.normed[0], spare.hidden,
+            logits, logits, self.config, spare.ids, spare.weights, lane.zeros[0], spare.hidden,
             RouteCall(sequence, spare.flags, 0),
         )  # fmt: skip
         wait_for_answer(sequence, spare.flags)
         add_norm(
-            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps, lane.out[:1],
-            spare.result,
+            lane.zeros.clone(), lane.zeros, self.norm, self.config.rms_norm_eps,
+            torch.empty_like(lane.zeros), spare.result,
         )  # fmt: skip
         torch.cuda.synchronize()  # before the spare mailbox goes
 
     def launch_step(self, kind: StepKind) -> None:
         """All launches of a step. The lanes take turns: while one waits for its experts, the other
-        computes; a later lane's attention always follows the earlier one's in the same layer."""
-        lanes = self.lanes[: kind.lanes]
+        computes; a later lane's attention always follows the earlier one's in the same layer. Where
+        no lane waits, in layers without experts and at the head, weights are read once for all."""
+        lanes, rows = self.lanes[: kind.lanes], self._rows_of_lanes.part(0, kind.lanes)
         layers = self.layers
         final = self.norm
         if kind.mtp:
@@ -307,38 +304,38 @@ class GpuModel:
             layers, final = [self.mtp.layer], self.mtp.head_norm
         scores = self._scores[: kind.scores_size] if kind.scores_size else None
         for number, layer in enumerate(layers):
-            last = number + 1 == len(layers)
-            for lane in lanes:
-                if number == 0:
-                    self._enter(lane, mtp=kind.mtp)
-                else:
-                    before = layers[number - 1]
-                    before.decode_finish(lane, layer.input_norm, call=kind.calls, last=False)
+            groups = [LaneGroup([lane], lane.rows) for lane in lanes]
+            for group in groups if layer.has_experts else [LaneGroup(lanes, rows)]:
+                for lane in group.lanes:
+                    if number == 0:
+                        self._enter(lane, mtp=kind.mtp)
+                    else:
+                        before = layers[number - 1]
+                        before.decode_finish(lane, layer.input_norm, call=kind.calls, last=False)
                 caches = self.pool.layers[layer.index]
                 layer.decode_attention(
-                    lane, caches, self.rotation, scores, self._choice_work, first=number == 0
+                    group, caches, self.rotation, scores, self._choice_work, first=number == 0
                 )
-                layer.decode_mlp(lane, call=kind.calls)
-            if last:
-                for lane in lanes:
-                    layer.decode_finish(lane, final, call=kind.calls, last=True)
+                layer.decode_mlp(group, call=kind.calls)
+        for lane in lanes:
+            layers[-1].decode_finish(lane, final, call=kind.calls, last=True)
         if kind.head:
-            linear(self._normed[: kind.lanes], self.head, self._logits[: kind.lanes])
+            linear(rows.normed, self.head, rows.logits)
             for lane in lanes:
-                greedy(lane.logits[0], lane.choice_parts, lane.choice)
+                greedy(lane.rows.logits[0], lane.choice_parts, lane.choice)
 
     def _enter(self, lane: Lane, *, mtp: bool) -> None:
-        eps = self.config.rms_norm_eps
+        eps, row = self.config.rms_norm_eps, lane.rows
         if not mtp:
             gain = self.layers[0].input_norm
-            embed_norm(lane.state, self.embedding, gain, eps, lane.x, lane.normed)
+            embed_norm(lane.state, self.embedding, gain, eps, row.x, row.normed)
             return
         assert self.mtp is not None
         m, size = self.mtp, self.config.hidden_size
-        embed_norm(lane.state, m.embedding, m.embedding_norm, eps, lane.x, lane.joined[:, :size])
+        embed_norm(lane.state, m.embedding, m.embedding_norm, eps, row.x, lane.joined[:, :size])
         add_norm(lane.hidden, lane.zeros, m.hidden_norm, eps, lane.joined[:, size:])
-        linear(lane.joined, m.eh_proj, lane.x)
-        add_norm(lane.x, lane.zeros, m.layer.input_norm, eps, lane.normed)
+        linear(lane.joined, m.eh_proj, row.x)
+        add_norm(row.x, lane.zeros, m.layer.input_norm, eps, row.normed)
 
 
 def row_products(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:

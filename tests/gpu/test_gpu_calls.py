@@ -47,7 +47,7 @@ def test_choice_beside_a_product(experts: int, groups: int, top_k: int, seed: in
     beside = route_beside(logits, bias, config, ids, weights, RouteCall(sequence, flags, 9))
     assert beside is not None
     x = normal(seed + 200, 1, 256)
-    out = torch.full((1, 64), torch.nan, device=DEVICE)
+    out = torch.full((1, 1, 64), torch.nan, device=DEVICE)
     partial_linear(x, small_matrix(), out, route=beside)
     finish()
     alone = torch.empty_like(out)

@@ -106,6 +106,30 @@ def test_hidden_states_equal_those_of_the_cpu(steps: Any) -> None:
     assert relative_error(model.logits(found[3:]), cpu.logits(wanted[3:])) < F32_TOLERANCE
 
 
+def test_two_lanes_read_the_weights_of_a_dense_layer_once(steps: Any) -> None:
+    """Its five products take both rows; where experts are waited for, each lane has its own."""
+    from host_runtime.cuda.model import StepKind
+    from host_runtime.ops.gpu import product
+
+    model, _, _ = steps
+    kernels: Any = vars(product)["compiled"](torch.device("cpu"))
+    seen: list[str] = []
+    run = kernels.launch
+
+    def noted(source: str, name: str, *rest: Any) -> None:
+        seen.append(name)
+        run(source, name, *rest)
+
+    dense = model.config.first_k_dense_replace
+    sparse = model.config.num_hidden_layers - dense
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "launch", noted)
+        model.launch_step(StepKind(2, 0, head=True, calls=False))
+    both = [name for name in seen if name.startswith("product_2_")]
+    alone = [name for name in seen if name.startswith("product_1_")]
+    assert (len(both), len(alone)) == (5 * dense + 1, 2 * 5 * sparse)
+
+
 def test_two_sequences_have_the_bits_of_each_alone(steps: Any) -> None:
     model, _, experts = steps
     ids, caches = ids_of(4), [model.new_cache(32), model.new_cache(32)]

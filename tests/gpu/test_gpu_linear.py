@@ -15,7 +15,7 @@ TOLERANCE = 3e-6
 V32 = ((2240, 7168, 64), (32768, 1536, 0), (7168, 16384, 0), (4096, 7168, 256), (7168, 2048, 0))
 SMALL = ((40, 256, 3), (160, 384, 0), (24, 320, 5), (0, 128, 20), (5, 16, 0), (100, 528, 7))
 SHAPES = (V32 + SMALL) if HAS_CUDA else SMALL
-PARTIAL = ((24, 256, 0), (300, 18432, 0), (7168, 16384, 0))[: 3 if HAS_CUDA else 1]
+PARTIAL = ((24, 256, 0), (300, 18432, 0), (7168, 16384, 0))[: 3 if HAS_CUDA else 2]
 
 
 def build(seed: int, rows: int, columns: int, plain: int) -> tuple[Any, torch.Tensor]:
@@ -109,30 +109,36 @@ def test_wrong_shapes_are_refused() -> None:
 @needs_cuda
 def test_the_matrices_of_v32_are_streamed(kernels: str) -> None:
     """On a card the products run in CUDA C++; nothing else would notice a silent stand-in."""
-    from host_runtime.ops.gpu.linear import can_route_beside, partial_rows
+    from host_runtime.ops.gpu.linear import can_route_beside, partial_sums
     from host_runtime.ops.gpu.product import streams
 
     first, _, output, gate_up, down = (build(41, *shape)[0] for shape in V32)
     expected = kernels == "cuda"
     assert [streams(one) is not None for one in (first, gate_up, down)] == [expected] * 3
     assert can_route_beside(gate_up, down) == expected
-    assert partial_rows(output) == (2 if expected else 1)
+    assert partial_sums(output) == (2 if expected else 1)
 
 
 @pytest.mark.parametrize("shape", PARTIAL, ids=str)
 @pytest.mark.parametrize("prologue", ["none", "silu"])
-def test_partial_sums_equal_float64(shape: tuple[int, int, int], prologue: Any) -> None:
-    from host_runtime.ops.gpu.linear import partial_linear, partial_rows
+@pytest.mark.parametrize("rows", [1, 2])
+def test_partial_sums_equal_float64(shape: tuple[int, int, int], prologue: Any, rows: int) -> None:
+    """And a row's bits are those of the row alone."""
+    from host_runtime.ops.gpu.linear import partial_linear, partial_sums
 
     matrix, meant = build(51, *shape)
-    x = normal(52, 1, shape[1] * (2 if prologue == "silu" else 1)) * 3
-    out = torch.full((4, shape[0]), torch.nan, device=DEVICE)
+    x = normal(52, rows, shape[1] * (2 if prologue == "silu" else 1)) * 3
+    out = torch.full((rows, 4, shape[0]), torch.nan, device=DEVICE)
     found = partial_linear(x, matrix, out, prologue=prologue)
-    assert len(found) == partial_rows(matrix)
+    assert found.shape == (rows, partial_sums(matrix), shape[0])
     assert found.data_ptr() == out.data_ptr()
     gate, up = x.double().chunk(2, -1)
     value = torch.nn.functional.silu(gate) * up if prologue == "silu" else x.double()
-    assert relative_error(found.sum(0), (value @ meant.T)[0]) < TOLERANCE
+    assert relative_error(found.sum(1), value @ meant.T) < TOLERANCE
+    for row in range(rows):
+        alone = torch.full_like(out[:1], torch.nan)
+        own = partial_linear(x[row : row + 1].clone(), matrix, alone, prologue=prologue)
+        assert torch.equal(own[0], found[row])
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e6, 1e30])

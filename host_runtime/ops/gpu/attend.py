@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
-from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRows
 from host_runtime.ops.gpu.support import (
     decode_e4m3,
     follow,
@@ -105,8 +105,8 @@ def merge_values(
     kv_b: Matrix,
     nope: int,
     out: torch.Tensor,
-    split: SplitRow | None = None,
-) -> SplitRow | None:
+    split: SplitRows | None = None,
+) -> SplitRows | None:
     """out [H, V] = (merged parts) . W_uv, whose rows follow each head's `nope` rows in kv_b.
 
     Returns `split` if it now holds `out` as one row, else None.

@@ -90,7 +90,7 @@ struct Codes {
     __device__ __forceinline__ static void load(const Product &p, const Work &w, int n, Input in) {
         constexpr int EACH = INPUT == ANY_INPUT ? 1 : HELD;
         if (INPUT == ANY_INPUT && p.pieces) {
-            load_split(p, w, in);
+            load_split(p, w, n, in);
             return;
         }
         int begin = w.first_chunk * CHUNK, count = w.chunks * CHUNK;
@@ -128,35 +128,40 @@ struct Codes {
         if (threadIdx.x % LANES == 0) in.squares[n * WARPS + threadIdx.x / LANES] = squares;
     }
 
-    /* The one row of x, which its maker has split. */
-    __device__ __forceinline__ static void load_split(const Product &p, const Work &w, Input in) {
+    /* Row n of x, which its maker has split, in whole chunks. Waits before the first row. */
+    __device__ __forceinline__ static void load_split(const Product &p, const Work &w, int n,
+                                                      Input in) {
         constexpr int EACH = CODES_COLUMNS_MAX / CHUNK * CHUNK_UNITS / THREADS;
         constexpr int SQUARES = CODES_COLUMNS_MAX / 128 / LANES; /* one of each block of 128 */
-        int units = w.chunks * CHUNK_UNITS, lane = threadIdx.x % LANES;
-        const uint4 *from = p.pieces + w.first_chunk * CHUNK_UNITS + threadIdx.x;
-        uint4 *to = (uint4 *)in.x + threadIdx.x;
+        int units = x_units(w), lane = threadIdx.x % LANES, all_chunks = p.columns / CHUNK;
+        const uint4 *from = p.pieces + (n * all_chunks + w.first_chunk) * CHUNK_UNITS + threadIdx.x;
+        const float *scales = p.piece_scales + (n * all_chunks + w.first_chunk) * 2;
+        uint4 *to = (uint4 *)in.x + n * units + threadIdx.x;
         uint4 v[EACH];
         float scale = 0.0f, square[SQUARES] = {}, squares = 0.0f;
-        wait_for_previous();
+        if (n == 0) wait_for_previous();
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (i * THREADS + threadIdx.x < units) v[i] = load_16(from + i * THREADS);
         }
         bool scaled = threadIdx.x < w.chunks * 2;
-        if (scaled) scale = load_1(p.piece_scales + w.first_chunk * 2 + threadIdx.x);
+        if (scaled) scale = load_1(scales + threadIdx.x);
 #pragma unroll
         for (int i = 0; i < SQUARES; i++) {
-            if (i * LANES + lane < p.square_count) square[i] = load_1(p.squares + i * LANES + lane);
+            int at = i * LANES + lane;
+            if (at < p.square_count) square[i] = load_1(p.squares + n * p.square_count + at);
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (i * THREADS + threadIdx.x < units) to[i * THREADS] = v[i];
         }
-        if (scaled) in.scale[threadIdx.x] = scale;
+        if (scaled) in.scale[n * w.chunks * 2 + threadIdx.x] = scale;
 #pragma unroll
         for (int i = 0; i < SQUARES; i++) squares += square[i];
         squares = warp_sum(squares);
-        if (threadIdx.x < WARPS) in.squares[threadIdx.x] = threadIdx.x ? 0.0f : squares;
+        if (threadIdx.x < WARPS) {
+            in.squares[n * WARPS + threadIdx.x] = threadIdx.x ? 0.0f : squares;
+        }
     }
 
     /* This thread's columns of a row that begins at `from`; zeros beyond the matrix. */

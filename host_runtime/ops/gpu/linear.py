@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.product import Route, column_parts, multiply, streams
-from host_runtime.ops.gpu.split import SplitRow
+from host_runtime.ops.gpu.split import SplitRows
 from host_runtime.ops.gpu.support import (
     BLOCK,
     decode_e4m3,
@@ -67,14 +67,14 @@ def linear(
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     route: Route | None = None,
-    split: SplitRow | None = None,
+    split: SplitRows | None = None,
 ) -> torch.Tensor:
     """y [M, N] of x [M, >= K] float32, whose rows may be strided.
 
     prologue "norm": x is RMS-normed with `gain` [K] and eps first. "silu": x is [M, 2 K], gate
     then up, and silu(gate) * up is the input. Both only for up to GEMV_ROWS_MAX rows. `route`
     (only where `streams` takes the matrix): what route_payload makes, done beside the product.
-    `split`: one row x, times the gain, as its maker has split it; the result is the same.
+    `split`: x, times the gain, as its maker has split it; the result is the same.
     """
     rows, columns = x.shape[0], matrix.columns
     width = 2 * columns if prologue == "silu" else columns
@@ -104,20 +104,21 @@ def partial_linear(
     *,
     prologue: Literal["none", "silu"] = "none",
     route: Route | None = None,
-    split: SplitRow | None = None,
+    split: SplitRows | None = None,
 ) -> torch.Tensor:
-    """`linear` of one row x as a few sums over parts of the columns, for add_norm to add.
+    """`linear` of up to GEMV_ROWS_MAX rows x as a few sums over parts of the columns.
 
-    out [at least column_parts(K), N]; returns its rows that were written. `route` (only where
-    can_route_beside): the choice of experts beside the product.
+    out [M, at least column_parts(K), N]; returns the sums that were written, [M, parts, N]. `route`
+    (only for one row, where can_route_beside): the choice of experts beside the product.
     """
     kernels = streams(matrix, column_parts(matrix.columns))
     if kernels is None:
         require(route is None, "partial_linear", "no kernel chooses experts here")
-        return linear(x, matrix, out[:1], prologue=prologue)
-    out = out[: partial_rows(matrix)]
+        linear(x, matrix, out[:, 0], prologue=prologue)
+        return out[:, :1]
+    out = out[:, : partial_sums(matrix)]
     multiply(
-        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[0], wide=True, route=route,
+        kernels, x, matrix, out, prologue, None, 0.0, parts=out.shape[1], wide=True, route=route,
         split=split,
     )  # fmt: skip
     return out
@@ -129,8 +130,8 @@ def can_route_beside(before: Matrix, matrix: Matrix) -> bool:
     return streams(before) is not None and streams(matrix, parts) is not None
 
 
-def partial_rows(matrix: Matrix) -> int:
-    """How many rows partial_linear writes."""
+def partial_sums(matrix: Matrix) -> int:
+    """How many sums partial_linear writes for each row."""
     parts = column_parts(matrix.columns)
     return parts if streams(matrix, parts) else 1
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
-from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRows
 from host_runtime.ops.gpu.support import follow, launch_options
 
 POSTED, LAYER, ANSWERED, FLAG_WORDS = 0, 1, 16, 32
@@ -63,7 +63,7 @@ def add_parts(
     *,
     spread: bool = False,
     gain: torch.Tensor | None = None,
-    split: SplitRow | None = None,
+    split: SplitRows | None = None,
 ) -> None:
     """x [1, D] += the sum of added [parts, D], and the newest call's answer, which is waited for.
 

@@ -29,6 +29,11 @@ template <typename Kind, int X> struct Cut {
     int group[2];
 };
 
+/* factor[n] without indexing: an array that is indexed would lie in slow memory. */
+template <int X> __device__ __forceinline__ float factor_of(const float *factor, int n) {
+    return X == 1 || n == 0 ? factor[0] : factor[X - 1];
+}
+
 /* Groups that warps cut: add the warps' sums in order. */
 template <typename Kind, int X>
 __device__ __forceinline__ void join_cut_groups(const Product &p, const Work &w,
@@ -47,7 +52,7 @@ __device__ __forceinline__ void join_cut_groups(const Product &p, const Work &w,
     }
 #pragma unroll
     for (int other = 1; other < WARPS; other++) sum += shared[other] ? others[other] : 0.0f;
-    store_sum<Kind>(p, w, group, n, i, sum * factor[n]);
+    store_sum<Kind>(p, w, group, n, i, sum * factor_of<X>(factor, n));
 }
 
 /* A group's sums: stored, or left for join_cut_groups. */
@@ -152,6 +157,7 @@ PRODUCT(1, any, ANY_INPUT)
 PRODUCT(1, none, PLAIN_INPUT)
 PRODUCT(1, norm, NORMED_INPUT)
 PRODUCT(1, silu, SILU_INPUT)
+PRODUCT(2, any, ANY_INPUT)
 PRODUCT(2, none, PLAIN_INPUT)
 PRODUCT(2, norm, NORMED_INPUT)
 PRODUCT(2, silu, SILU_INPUT)

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from host_runtime.ops.gpu.compiled import Kernels, compiled
-from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRow
+from host_runtime.ops.gpu.split import NO_SPLIT, SPLIT_FIELDS, SplitRows
 from host_runtime.ops.gpu.support import BLOCK
 from host_runtime.ops.matrix import Matrix
 
@@ -99,18 +99,23 @@ def multiply(
     parts: int = 1,
     wide: bool = False,
     route: Route | None = None,
-    split: SplitRow | None = None,
+    split: SplitRows | None = None,
 ) -> None:
-    """y [M, N] of one or two rows x, or y [parts, N] of one row: sums over parts of the columns.
+    """y [M, N] of one or two rows x, or y [M, parts, N]: sums over parts of the columns.
 
-    A `wide` product should not follow another one. With `route` one more block does what it says.
-    `split`: the one row x (times the norm's gain), split by its maker; x is needed all the same.
+    A `wide` product should not follow another one. With `route`, for one row only, one more block
+    does what it says. `split`: x (times the norm's gain), split by its maker; x is needed all the
+    same.
     """
     rows = x.shape[0]
     cut = _cut(kernels, *_sizes(matrix), rows, parts, wide)
     if cut is None:  # two rows of x that shared memory does not hold
         for row in range(rows):
-            multiply(kernels, x[row : row + 1], matrix, y[row : row + 1], prologue, gain, eps)
+            one = slice(row, row + 1)
+            multiply(
+                kernels, x[one], matrix, y[one], prologue, gain, eps, parts=parts, wide=wide,
+                split=split.part(row, row + 1) if split else None,
+            )  # fmt: skip
         return
     if x.data_ptr() % 16 or x.stride(0) % 4:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -120,10 +125,9 @@ def multiply(
         *(split.pointers() if split else NO_SPLIT),
         y.data_ptr(), x.stride(0), y.stride(0), *_sizes(matrix), parts, cut.programs8,
         cut.programs_plain, cut.stages, _INPUTS[prologue],
-        split.squares.shape[0] if split and prologue == "norm" else 0, eps,
+        split.squares.shape[1] if split and prologue == "norm" else 0, eps,
     )  # fmt: skip
-    any_input = rows == 1 and (split is not None or cut.columns <= _SHORT)
-    kind = "any" if any_input else prologue
+    kind = "any" if split is not None or cut.columns <= _SHORT else prologue
     programs = parts * (cut.programs8 + cut.programs_plain) + (route is not None)
     kernels.launch(
         "product.cu", f"product_{rows}_{kind}", programs, WARPS * LANES, cut.shared_bytes,

@@ -18,16 +18,21 @@ _CHUNK, _BLOCK, _BYTES_OF_ONE = 256, 128, 6
 
 
 @dataclass(frozen=True)
-class SplitRow:
-    """A row of `columns` values in three halves each.
+class SplitRows:
+    """n rows of `columns` values in three halves each.
 
-    pieces uint8 [6 columns], scales float32 [columns / 128]; squares float32 [columns / 128] add up
-    to the sum of squares of the row before its norm's gain (of a row that is not normed: unused).
+    pieces uint8 [n, 6 columns], scales float32 [n, columns / 128]; squares float32
+    [n, columns / 128] add up to the sum of squares of each row before its norm's gain (of rows that
+    are not normed: unused).
     """
 
     pieces: torch.Tensor
     scales: torch.Tensor
     squares: torch.Tensor
+
+    def part(self, begin: int, end: int) -> SplitRows:
+        """Rows `begin` to `end`, in the same memory."""
+        return SplitRows(self.pieces[begin:end], self.scales[begin:end], self.squares[begin:end])
 
     def pointers(self) -> tuple[int, int, int]:
         """Addresses of the three, in the order of the kernels' structures."""
@@ -40,12 +45,12 @@ SPLIT_FIELDS = (
 )  # fmt: skip
 
 
-def split_row(columns: int, device: torch.device) -> SplitRow | None:
-    """Room for a row, or None where no kernel splits one of this length."""
+def split_rows(count: int, columns: int, device: torch.device) -> SplitRows | None:
+    """Room for so many rows, or None where no kernel splits one of this length."""
     if columns % _CHUNK or compiled(device) is None:
         return None
-    return SplitRow(
-        torch.zeros(columns * _BYTES_OF_ONE, dtype=torch.uint8, device=device),
-        torch.zeros(columns // _BLOCK, device=device),
-        torch.zeros(columns // _BLOCK, device=device),
+    return SplitRows(
+        torch.zeros(count, columns * _BYTES_OF_ONE, dtype=torch.uint8, device=device),
+        torch.zeros(count, columns // _BLOCK, device=device),
+        torch.zeros(count, columns // _BLOCK, device=device),
     )

@@ -19,11 +19,11 @@ struct Product {
     const u8 *codes;    /* [rows8, columns] */
     const float *scale; /* [rows8 / 128, columns / 128], both rounded up */
     const u16 *plain;   /* [plain_rows, columns] bf16 */
-    /* The one row of x, split and with the norm's gain; null: it is not. `squares` add up to the
-     * row's sum of squares. */
+    /* The rows of x, split and with the norm's gain, one after the other; null: they are not.
+     * `squares` add up to each row's sum of squares. */
     const uint4 *pieces;
     const float *piece_scales, *squares;
-    float *y; /* [parts, rows8 + plain_rows], or with two rows of x: [2, y_stride] */
+    float *y; /* [rows of x, y_stride]; a row is [parts, rows8 + plain_rows] */
     i64 x_stride, y_stride;
     int rows8, plain_rows, columns; /* columns: a multiple of 16 */
     int parts;
