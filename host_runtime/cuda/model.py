@@ -10,7 +10,7 @@ prompt chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
 from host_runtime.cuda.weights import GpuWeights
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
-from host_runtime.layers.leapfrog import LayerStart, leapfrog
+from host_runtime.layers.leapfrog import ChunkByLayers, LayerStart, leapfrog
 from host_runtime.ops.gpu.index import choice_workspace
 from host_runtime.ops.gpu.linear import GEMV_ROWS_MAX, linear
 from host_runtime.ops.gpu.mailbox import ANSWERED, SEQUENCE_WORDS, wait_for_answer
@@ -149,6 +149,30 @@ class GpuModel:
         if min(chunk.shape[0] for chunk in chunks) > LANES_MAX:
             return self._prefill(chunks, cache, experts)
         return torch.cat([self.forward(chunk, cache, experts) for chunk in chunks])
+
+    @torch.inference_mode()
+    def start_chunk(
+        self, tokens: torch.Tensor, cache: GpuSequenceCache, experts: Experts
+    ) -> ChunkByLayers:
+        """`forward` that is run layer by layer; the cache is the chunk's until it has ended."""
+        rows, first = tokens.shape[0], cache.length
+        if rows <= LANES_MAX:  # a step of the lanes: no longer than anybody's
+            nothing = torch.empty(0)
+            return ChunkByLayers(
+                [lambda _: self.forward(tokens, cache, experts)], nothing, lambda hidden: hidden
+            )
+        cache.require(first + rows)
+
+        def step(layer: GpuLayer) -> Callable[[torch.Tensor], torch.Tensor]:
+            own = self._rows(layer.index, cache)
+            return lambda x: layer.prefill(x, own, self.rotation, first, experts)
+
+        def finish(x: torch.Tensor) -> torch.Tensor:
+            cache.length = first + rows
+            return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+        x = self.embedding[tokens.to(self.card)].float()  # [n, D]
+        return ChunkByLayers([step(layer) for layer in self.layers], x, finish)
 
     @torch.inference_mode()
     def decode(

@@ -9,6 +9,8 @@
 `step` schedules one sequence (round robin), runs prompt chunks or a decode step of it, and
 post-processes: sampling or verification of the draft, events, the next draft. Two sequences that
 both decode share the step: its lanes carry a token of each in place of one token and its draft.
+Beside sequences that decode, a prompt chunk has turns as long as their steps, layer by layer, so
+that nobody waits for a whole chunk.
 Sequences never share a matrix product, so what a request answers does not depend on what else is
 running.
 """
@@ -37,10 +39,11 @@ from host_runtime.engine.sampling import check_finite
 from host_runtime.engine.sequence import Sequence
 from host_runtime.errors import HostError
 from host_runtime.experts.base import DuckStatus, Experts
-from host_runtime.models import DeepseekV32
+from host_runtime.models import DeepseekV32, SequenceCache
 
 PREFILL_CHUNK_MAX = 512  # tokens of one experts call (DUCK_EXPERTS_TOKENS_MAX)
 PREFILL_CHUNKS = 2  # of one turn: the second's attention runs while the first's experts work
+STEPS_TIMED = 4  # a prompt's turn is as long as the shortest of so many decode steps
 LANES = 2  # sequences that may share a decode step
 ACTIVE_MAX = 4  # sequences with caches in memory at once
 STOP_WAIT_S_MAX = 60.0
@@ -98,6 +101,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._drafts_proposed = self._drafts_accepted = self._steps_shared = 0
         self._warned_of_drafts = False
+        self._steps_s: deque[float] = deque(maxlen=STEPS_TIMED)  # of the newest decode steps
 
     # ------------------------------------------------------------------ for callers, any thread
     def start(self) -> None:
@@ -160,10 +164,11 @@ class Engine:
         turn = self._schedule()
         for sequence in turn:
             sequence.start()
-        if len(turn) < 2 or not self._decode_together(turn):
-            for sequence in turn:
-                with _ending_on_errors(sequence):
-                    self._advance(sequence)
+        with self._timing(turn):
+            if len(turn) < 2 or not self._decode_together(turn):
+                for sequence in turn:
+                    with _ending_on_errors(sequence):
+                        self._advance(sequence)
         for sequence in turn:
             if sequence.finished:
                 with self._changed:
@@ -194,11 +199,34 @@ class Engine:
             inputs = sequence.next_inputs(self.model.device)  # [n]
             hidden = self.model.forward(inputs, sequence.cache, self.experts)  # [n, D]
         else:
-            count = 1 if self._others_decode(sequence) else PREFILL_CHUNKS
-            chunks = sequence.next_chunks(self.prefill_chunk, count, self.model.device)
-            hidden = self.model.forward_chunks(chunks, sequence.cache, self.experts)
+            prompt_hidden = self._advance_prompt(sequence, sequence.cache)
+            if prompt_hidden is None:
+                return
+            hidden = prompt_hidden
         chosen = self._post_process(sequence, hidden)
         self._follow(sequence, hidden, draft=chosen and not self._others_decode(sequence))
+
+    def _advance_prompt(self, sequence: Sequence, cache: SequenceCache) -> torch.Tensor | None:
+        """A turn of a prompt: the hidden states [n, D] of whole chunks, if any has ended.
+
+        Two chunks if nobody waits for tokens. Else layers of one, for as long as a step takes.
+        """
+        device = self.model.device
+        if sequence.chunk is None:
+            others = self._others_decode(sequence)
+            count = 1 if others else PREFILL_CHUNKS
+            chunks = sequence.next_chunks(self.prefill_chunk, count, device)
+            if not others:
+                return self.model.forward_chunks(chunks, cache, self.experts)
+            sequence.chunk = self.model.start_chunk(chunks[0], cache, self.experts)
+        end_s = self._clock() + min(self._steps_s, default=0.0)
+        while True:
+            hidden = sequence.chunk.advance()
+            if hidden is not None:
+                sequence.chunk = None
+                return hidden
+            if self._others_decode(sequence) and self._clock() >= end_s:
+                return None
 
     def _decode_together(self, turn: list[Sequence]) -> bool:
         """One token of each sequence in one step, a lane for each. False if the step failed:
@@ -221,6 +249,15 @@ class Engine:
                 self._post_process(sequence, row)
                 self._follow(sequence, row, draft=False)
         return True
+
+    @contextmanager
+    def _timing(self, turn: list[Sequence]) -> Iterator[None]:
+        """Note how long a decode step takes; prompts' turns are not noted."""
+        decoding = bool(turn) and turn[0].decodes
+        begin_s = self._clock() if decoding else 0.0
+        yield
+        if decoding:
+            self._steps_s.append(self._clock() - begin_s)
 
     def _others_decode(self, sequence: Sequence) -> bool:
         return any(other.decodes for other in self._active if other is not sequence)

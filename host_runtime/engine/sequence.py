@@ -15,6 +15,7 @@ from host_runtime.engine.request import (
     TokenEvent,
 )
 from host_runtime.engine.sampling import Choice, Sampler
+from host_runtime.layers.leapfrog import ChunkByLayers
 from host_runtime.models import SequenceCache
 
 
@@ -23,7 +24,8 @@ class Sequence:
 
     Between steps the caches hold every known token but the last one; `draft` is the MTP module's
     guess of the token after that, None if there is none. `behind` are hidden states [n, D] of the
-    newest positions that the MTP module has not followed yet.
+    newest positions that the MTP module has not followed yet. `chunk` is a prompt chunk that rests
+    between two layers: until it has ended, the caches are in its hands.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Sequence:
         self.draft: int | None = None
         self.tokens = list(prompt)  # all known ones
         self.behind: list[torch.Tensor] = []
+        self.chunk: ChunkByLayers | None = None
         self.finished = False
         self.drafts_proposed = 0
         self.drafts_accepted = 0
@@ -106,7 +109,7 @@ class Sequence:
     ) -> None:
         """Free the caches and send the last event."""
         self.finished = True
-        self.cache = None
+        self.cache = self.chunk = None
         self.behind.clear()
         self.handle.put(FinishedEvent(reason, error, self._stats()))
 

@@ -1,10 +1,11 @@
-"""A layer under way, and prompt chunks that overtake each other's waiting.
+"""A layer under way, and prompt chunks: that overtake each other's waiting, or rest in between.
 
 Shapes: n rows, D hidden size.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -47,3 +48,25 @@ def leapfrog(layers: Sequence[LayerStart], chunks: Sequence[torch.Tensor]) -> li
             started.append(start(number, x))
         before = started
     return [layer.finish() for layer in before]
+
+
+class ChunkByLayers:
+    """A prompt chunk that goes through the layers one by one, whenever its turn comes.
+
+    Between two of them nothing of it is under way, so steps of other sequences may come between.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+        x: torch.Tensor,
+        finish: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """x [n, D] goes through `layers`; `finish` makes the hidden states of what comes out."""
+        self._layers, self._x, self._finish = deque(layers), x, finish
+
+    @torch.inference_mode()
+    def advance(self) -> torch.Tensor | None:
+        """Run the next layer: the chunk's hidden states [n, D] after the last one, else None."""
+        self._x = self._layers.popleft()(self._x)
+        return None if self._layers else self._finish(self._x)

@@ -11,7 +11,7 @@ Shapes: n rows, D hidden size, R rope size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from host_runtime.config import GenerationConfig, ModelConfig
 from host_runtime.experts.base import Experts
 from host_runtime.layers.cache import LayerCache
 from host_runtime.layers.decoder import DecoderLayer
-from host_runtime.layers.leapfrog import LayerStart, leapfrog
+from host_runtime.layers.leapfrog import ChunkByLayers, LayerStart, leapfrog
 from host_runtime.ops.norm import rms_norm
 from host_runtime.ops.rope import rope_frequencies
 from host_runtime.ops.rows import by_rows
@@ -146,6 +146,20 @@ class DeepseekV32:
         starts = [starter(*pair) for pair in zip(self.layers, cache.layers, strict=True)]
         outputs = leapfrog(starts, [F.embedding(chunk, self.embedding) for chunk in chunks])
         return torch.cat([self._norm_rows(x, self.norm) for x in outputs])
+
+    @torch.inference_mode()
+    def start_chunk(
+        self, tokens: torch.Tensor, cache: SequenceCache, experts: Experts
+    ) -> ChunkByLayers:
+        """`forward` that is run layer by layer; the cache is the chunk's until it has ended."""
+        cos, sin = self._rotation(cache.length, tokens.shape[0])  # [n, R / 2] each
+
+        def step(layer: DecoderLayer, own: LayerCache) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda x: layer(x, cos, sin, own, experts)
+
+        steps = [step(*pair) for pair in zip(self.layers, cache.layers, strict=True)]
+        x = F.embedding(tokens, self.embedding)  # [n, D]
+        return ChunkByLayers(steps, x, lambda x: self._norm_rows(x, self.norm))
 
     @torch.inference_mode()
     def decode(

@@ -148,6 +148,14 @@ def test_drafts_equal_those_of_the_cpu(steps: Any) -> None:
     assert relative_error(found, wanted) < F32_TOLERANCE
 
 
+def test_a_chunk_of_two_tokens_is_one_step_of_the_lanes(steps: Any) -> None:
+    model, _, experts = steps
+    caches = [model.new_cache(32), model.new_cache(32)]
+    found = model.start_chunk(ids_of(2), caches[0], experts).advance()
+    assert torch.equal(found, model.forward(ids_of(2), caches[1], experts))
+    assert caches[0].length == 2
+
+
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
 def test_an_answer_equals_the_reference(steps: Any, mtp: bool) -> None:
     """A prompt in chunks of two tokens, then tokens and drafts, through the engine."""

@@ -41,8 +41,13 @@ def request(length: int, seed: int, count: int, *, sampled: bool) -> tuple[Any, 
 
 
 def answers(engine: Engine, requests: list[tuple[Any, SamplingParams]]) -> list[list[int]]:
-    """Of requests that run at the same time; all end well."""
+    """Of requests that run at the same time."""
     handles = [engine.submit(*each) for each in requests]
+    return outcomes(engine, handles)
+
+
+def outcomes(engine: Engine, handles: list[Any]) -> list[list[int]]:
+    """Tokens of requests that all end well."""
     while engine.step():
         pass
     found = []
@@ -52,6 +57,12 @@ def answers(engine: Engine, requests: list[tuple[Any, SamplingParams]]) -> list[
         assert last.reason == "length", last.error
         found.append([event.token_id for event in events if isinstance(event, TokenEvent)])
     return found
+
+
+def until_shared(engine: Engine) -> None:
+    """Both prompts are in, and both users decode."""
+    while not engine.status().steps_shared:
+        assert engine.step()
 
 
 @pytest.mark.parametrize("lengths", [(5, 9), (300, 12), (126, 125), (700, 40)], ids=str)
@@ -102,10 +113,11 @@ def test_a_step_that_fails_as_a_whole_harms_nobody() -> None:
 
         def __init__(self) -> None:
             self.calls = self.failed = 0
+            self.armed = False
 
         def submit(self, layer: int, hidden: torch.Tensor, *rest: torch.Tensor) -> Any:
-            self.calls += 1
-            if self.calls % 24 == 0:
+            self.calls += self.armed
+            if self.armed and self.calls % 24 == 0:
                 self.failed += 1
                 raise ExpertsUnavailableError("d02 does not answer", ["d02"])
             return model()[1].submit(layer, hidden, *rest)
@@ -120,7 +132,11 @@ def test_a_step_that_fails_as_a_whole_harms_nobody() -> None:
     requests = [request(7, 1, 20, sampled=False), request(9, 2, 20, sampled=True)]
     expected = [answers(Engine(gpu, experts, mtp=False), [each])[0] for each in requests]
     failing = Failing()
-    assert answers(Engine(gpu, failing, mtp=False), requests) == expected
+    engine = Engine(gpu, failing, mtp=False)
+    handles = [engine.submit(*each) for each in requests]
+    until_shared(engine)
+    failing.armed = True
+    assert outcomes(engine, handles) == expected
     assert failing.failed > 2
 
 
@@ -130,9 +146,7 @@ def test_nan_in_one_lane_ends_that_user_only() -> None:
     (expected,) = answers(Engine(gpu, experts), requests[1:])
     engine = Engine(gpu, experts)
     handles = [engine.submit(*each) for each in requests]
-    for _ in range(6):
-        engine.step()
-    assert engine.status().steps_shared > 0
+    until_shared(engine)
     spoilt = next(s for s in engine._active if s.handle is handles[0])
     rows = spoilt.cache.base, spoilt.cache.base + spoilt.cache.length  # type: ignore[union-attr]
     gpu.pool.layers[2].kv[slice(*rows)] = torch.nan
@@ -158,6 +172,27 @@ def test_chunks_have_the_bits_of_one_after_the_other(start: int, lengths: tuple[
     overlapped = gpu.forward_chunks(chunks, caches[0], experts)
     straight = torch.cat([gpu.forward(chunk, caches[1], experts) for chunk in chunks])
     assert torch.equal(overlapped, straight)
+    assert torch.equal(*(gpu.forward(tokens[-3:], own, experts) for own in caches))
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 64), (0, 512), (31, 300), (5, 2)])
+def test_a_chunk_by_layers_has_the_bits_of_a_chunk_at_once(start: int, length: int) -> None:
+    """Another sequence's steps, which replay the lanes' graph, come between its layers."""
+    gpu, experts = model()
+    tokens, others = tokens_of(start + length + 3, 5), tokens_of(20, 6)
+    caches = [gpu.new_cache(len(tokens)) for _ in range(2)]
+    other, lonely = gpu.new_cache(30), gpu.new_cache(30)
+    for own in caches:
+        if start:
+            gpu.forward(tokens[:start], own, experts)
+    chunk = gpu.start_chunk(tokens[start : start + length], caches[0], experts)
+    steps, hidden = 0, chunk.advance()
+    while hidden is None:
+        found = gpu.forward(others[steps : steps + 1], other, experts)
+        assert torch.equal(found, gpu.forward(others[steps : steps + 1], lonely, experts))
+        steps, hidden = steps + 1, chunk.advance()
+    assert steps == (0 if length <= 2 else gpu.config.num_hidden_layers - 1)
+    assert torch.equal(hidden, gpu.forward(tokens[start : start + length], caches[1], experts))
     assert torch.equal(*(gpu.forward(tokens[-3:], own, experts) for own in caches))
 
 

@@ -1,8 +1,8 @@
 """A stand-in for the model whose next-token distribution is known exactly: a Markov chain.
 
-It answers the engine's calls (forward, forward_chunks, decode, logits, mtp_forward, mtp_logits,
-caches with rollback) with a table, so that thousands of requests run in seconds and the engine's
-sampling can be tested against the true distribution.
+It answers the engine's calls (forward, forward_chunks, start_chunk, decode, logits, mtp_forward,
+mtp_logits, caches with rollback) with a table, so that thousands of requests run in seconds and the
+engine's sampling can be tested against the true distribution.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from host_runtime.config import GenerationConfig
 from host_runtime.engine import Engine
 from host_runtime.experts.base import DuckStatus, Experts
 from host_runtime.layers.cache import LayerCache
+from host_runtime.layers.leapfrog import ChunkByLayers
 from host_runtime.models import DeepseekV32, SequenceCache
 
 
@@ -44,6 +45,14 @@ class MarkovModel:
         self, chunks: Sequence[torch.Tensor], cache: SequenceCache, experts: Experts
     ) -> torch.Tensor:
         return torch.cat([self.forward(chunk, cache, experts) for chunk in chunks])
+
+    def start_chunk(
+        self, tokens: torch.Tensor, cache: SequenceCache, experts: Experts
+    ) -> ChunkByLayers:
+        """Of one layer."""
+        return ChunkByLayers(
+            [lambda x: self.forward(tokens, cache, experts)], tokens, lambda hidden: hidden
+        )
 
     def decode(
         self, tokens: torch.Tensor, caches: Sequence[SequenceCache], experts: Experts

@@ -117,13 +117,13 @@ def test_statistics_and_times_come_from_the_clock() -> None:
     ticks = iter(range(1000))
     engine = _engine(mtp=False, prefill_chunk=4, clock=lambda: float(next(ticks)))
     handle = engine.submit(_prompt(10), SamplingParams(max_tokens=3, ignore_eos=True))  # tick 0
-    finish_all(engine)  # start: 1, tokens: 2, 3, 4
+    finish_all(engine)  # start: 1, first token: 2, steps: 3 to 5 and 6 to 8
     *events, last = handle.events()
-    assert [event.time_s for event in events if isinstance(event, TokenEvent)] == [2.0, 3.0, 4.0]
+    assert [event.time_s for event in events if isinstance(event, TokenEvent)] == [2.0, 4.0, 7.0]
     assert isinstance(last, FinishedEvent)
     stats = last.stats
     assert (stats.prompt_tokens, stats.completion_tokens) == (10, 3)
-    assert (stats.queue_s, stats.ttft_s, stats.decode_s) == (1.0, 2.0, 2.0)
+    assert (stats.queue_s, stats.ttft_s, stats.decode_s) == (1.0, 2.0, 5.0)
 
 
 # ---------------------------------------------------------------- ends of requests
