@@ -79,3 +79,24 @@ def test_products_with_rings_of_every_length(
     assert cut is not None
     assert cut.stages == stages
     assert relative_error(linear(x, matrix), x.double() @ meant.T) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("columns", "plain", "stages"), [(5120, 0, 2), (7168, 60, 2), (7168, 0, None)], ids=str
+)
+def test_two_rows_with_the_shortest_rings(
+    columns: int, plain: int, stages: int | None, small_card: Any, launched: list[str]
+) -> None:
+    """The head of V3.2 (bf16, 7168 columns) is read once for both rows; what does not fit is read
+    for each. A row's bits are the same."""
+    from host_runtime.ops.gpu.linear import linear
+
+    matrix, meant = build(11, 0 if plain else 60, columns, plain)
+    cut = product._cut(small_card, *product._sizes(matrix), 2, 1, False)
+    assert (cut.stages if cut else None) == stages
+    x = normal(13, 2, columns)
+    found = linear(x, matrix)
+    assert launched == (["product_2_none"] if stages else ["product_1_none"] * 2)
+    assert relative_error(found, x.double() @ meant.T) < TOLERANCE
+    for row in range(2):
+        assert torch.equal(linear(x[row : row + 1], matrix)[0], found[row])

@@ -74,11 +74,12 @@ __device__ __forceinline__ void finish_group(const Product &p, const Work &w, in
 }
 
 /* Of a ring's stages the oldest is there. */
-__device__ __forceinline__ void wait_for_oldest(int stages) {
+template <int X> __device__ __forceinline__ void wait_for_oldest(int stages) {
     wait_for_copies<5>();
     if (stages < 6) wait_for_copies<4>();
     if (stages < 5) wait_for_copies<3>();
     if (stages < 4) wait_for_copies<2>();
+    if (X > 1 && stages < 3) wait_for_copies<1>();
     __syncwarp();
 }
 
@@ -116,7 +117,7 @@ __device__ __forceinline__ void multiply(const Product &p, int program, int prog
 
     typename Kind::template Sums_<X> acc = {};
     for (int tile = w.tiles_begin; tile < w.tiles_end; tile++) {
-        wait_for_oldest(p.stages);
+        wait_for_oldest<X>(p.stages);
         Tile weights = Kind::take(ring + at.stage * TILE);
         __syncwarp(); /* the next tile may take its place */
         if (asked++ < w.tiles_end) Kind::fetch(p, w, ahead);
@@ -147,9 +148,10 @@ __device__ __forceinline__ void run(const Product &p, const Route &route) {
  * one for all inputs that need little code, because they are split or short: a step's kernels then
  * find their instructions in the cache. 104 registers: none is spilled (the first-level cache is
  * too small for spills beside so much shared memory: they cost a tenth of the step), and two
- * blocks leave room for the small kernels. */
+ * blocks leave room for the small kernels. Two rows of x need some more. */
 #define PRODUCT(X, NAME, INPUT)                                                                    \
-    extern "C" __global__ void __maxnreg__(104) product_##X##_##NAME(Product p, Route route) {     \
+    extern "C" __global__ void __maxnreg__(X == 1 ? 104 : 112)                                     \
+        product_##X##_##NAME(Product p, Route route) {                                             \
         run<X, INPUT>(p, route);                                                                   \
     }
 

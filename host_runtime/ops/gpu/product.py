@@ -19,6 +19,7 @@ _CODES_ROWS, _PLAIN_ROWS, _CODES_COLUMNS_MAX = 8, 4, 8192
 _CODES_X_BYTES, _PLAIN_X_BYTES = 6, 4  # of one input in shared memory
 _PART_COLUMNS_MAX = 8192  # of one partial sum: more input would leave little room for weights
 _STAGES = (6, 5, 4, 3)
+_STAGES_LEAST = 2  # for two rows: slow, but the weights are read once
 _INPUTS = {"none": 0, "norm": 1, "silu": 2}  # as in tiles.cuh
 # Of a group of plain rows, and of their input, which nobody splits: in times of an FP8 group.
 _PLAIN_COST, _PLAIN_INPUT_COST = 1.2, 1.0
@@ -160,12 +161,15 @@ def _cut(
     whole = kernels.shared_per_multiprocessor - 2 * _RESERVED_BYTES
     narrow = whole - _WIDE_BYTES
     wide = wide and narrow > 0
-    for budget in (_WIDE_BYTES if wide else narrow, kernels.shared_per_block):
-        for stages in _STAGES:
-            size = fixed + stages * WARPS * TILE
-            if size <= budget:
-                least = _WIDE_BYTES if wide else 0
-                return Cut(programs8, programs_plain, chunks * CHUNK, stages, max(size, least))
+    budgets = [_WIDE_BYTES if wide else narrow, kernels.shared_per_block]
+    rings = [(budget, stages) for budget in budgets for stages in _STAGES]
+    if x_rows > 1:
+        rings.append((kernels.shared_per_block, _STAGES_LEAST))
+    for budget, stages in rings:
+        size = fixed + stages * WARPS * TILE
+        if size <= budget:
+            least = _WIDE_BYTES if wide else 0
+            return Cut(programs8, programs_plain, chunks * CHUNK, stages, max(size, least))
     return None
 
 

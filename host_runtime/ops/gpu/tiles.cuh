@@ -28,7 +28,7 @@ struct Product {
     int rows8, plain_rows, columns; /* columns: a multiple of 16 */
     int parts;
     int programs8, programs_plain; /* of each part */
-    int stages;                    /* of a warp's ring: 3 to 6 */
+    int stages;                    /* of a warp's ring: 3 to 6, or 2 */
     int input, square_count;
     float eps;
 };
