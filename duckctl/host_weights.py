@@ -36,7 +36,7 @@ def export_host_weights(model_dir: Path, folder: Path) -> None:
                 if not text.startswith("error:"):
                     talk(text)
     except BaseException:
-        process.kill()
+        process.terminate()  # it removes what it has not finished
         raise
     finally:
         code = process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from duckctl.shards.manifest import (
     CACHE_NAME,
     CONVERTER_VERSION,
     JOURNAL_NAME,
+    LOCK_NAME,
     CachedPiece,
     CacheSummary,
     read_cache,
@@ -110,7 +112,20 @@ def prune_candidates(
 
 
 def remove_cache(entry: CacheEntry) -> None:
-    """Deletes a cache, cache.json first: what is left after an interruption is incomplete."""
-    with locked(entry.directory):
-        (entry.directory / CACHE_NAME).unlink(missing_ok=True)
-        shutil.rmtree(entry.directory)
+    """Deletes a cache, cache.json first: what is left after an interruption is incomplete.
+
+    The lock goes last, so that nobody else begins to write before everything is gone.
+    """
+    directory = entry.directory
+    with locked(directory):
+        (directory / CACHE_NAME).unlink(missing_ok=True)
+        for path in directory.iterdir():
+            if path.name not in (LOCK_NAME, JOURNAL_NAME):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        for name in (JOURNAL_NAME, LOCK_NAME):
+            (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: a conversion has begun anew in it
+        directory.rmdir()

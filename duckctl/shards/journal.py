@@ -7,6 +7,7 @@ a kill or changed by a failing disk is dropped, and its piece made again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ class Journal:
 
 
 def _line(value: Sequence[object]) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, allow_nan=False)
     return f"{zlib.crc32(text.encode()):08x} {text}\n"
 
 
@@ -104,6 +105,9 @@ def _read(path: Path, plan_key: str) -> Journal | None:
             whole = False
             continue
         entry = JournalEntry(*fields[:5], *map(tuple, fields[5:]))
+        if not all(map(math.isfinite, (*entry.squared_error, *entry.squared_sum))):
+            whole = False  # an earlier duckctl packed codes of 0 / 0 in it
+            continue
         journal.entries[(entry.layer, entry.slice_index)] = entry
     if not whole:
         journal.rewrite()

@@ -145,13 +145,24 @@ def weighted_plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec]) -> Sha
                 f"the weight of duck {duck.name} is {duck.weight}", "weights are numbers above 0"
             )
     limits = [_panels_max(shape, fmt, duck) for duck in ducks]
-    if sum(limits) < panels or min(limits) < 1:
+    if not _holds(limits, panels):
+        fitting = [
+            other
+            for other in FORMAT_CODES
+            if _holds([_panels_max(shape, other, duck) for duck in ducks], panels)
+        ]
+        others = f", or try --format {' or '.join(fitting)}" if fitting else ""
         raise PlanError(
             f"the ducks' memory holds {sum(limits)} of {panels} panels in {fmt}",
-            "add ducks or memory" + ("" if fmt == "fp8" else ", or try --format fp8"),
+            f"add ducks or memory{others}",
         )
     shares = _apportion(panels, [duck.weight for duck in ducks], limits)
     return _plan(shape, fmt, ducks, [share * PANEL_ROWS for share in shares])
+
+
+def _holds(limits: Sequence[int], panels: int) -> bool:
+    """Whether ducks of these limits have room for all panels, at least one each."""
+    return sum(limits) >= panels and min(limits) >= 1
 
 
 def _plan(shape: ModelShape, fmt: str, ducks: Sequence[DuckSpec], rows: Sequence[int]) -> ShardPlan:

@@ -60,7 +60,7 @@ def write_if_different(path: Path, data: bytes) -> None:
 
 
 def json_bytes(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def remove_temporary_files(directory: Path) -> None:
@@ -110,21 +110,42 @@ def open_data(path: Path, flags: int, direct: bool) -> int:
 def locked(directory: Path) -> Iterator[None]:
     """Holds the cache's lock or names its holder. The kernel frees it when the process ends."""
     path = directory / LOCK_NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open_locked(path)
+    while not _is_file_at(descriptor, path):  # whoever held it has removed the cache
+        os.close(descriptor)
+        descriptor = _open_locked(path)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            raise CacheBusyError(
-                f"process {owner or '(unknown)'} is writing to the cache {directory}",
-                "wait until it is done, or stop it; finished pieces are kept",
-            ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        raise CacheError(
+            f"the cache {path.parent} has been removed", "run the command again"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise CacheBusyError(
+            f"process {owner or '(unknown)'} is writing to the cache {path.parent}",
+            "wait until it is done, or stop it; finished pieces are kept",
+        ) from None
+    return descriptor
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class PieceWriter:

@@ -7,6 +7,7 @@ Exit code 1 with a message for expected failures.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def main() -> int:
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     def say(done: int, in_all: int) -> None:
         if done % STEPS_SHOWN == 0 or done == in_all:

@@ -1,19 +1,23 @@
 """The host's weights in one file, in the layout of the card: exported once, loaded by one read.
 
 host.bin    every array of cuda/parts.py, each at a multiple of ALIGN, in that order
-host.json   schema, digest of the model's config, and each request's arrays (dtype, shape, offset)
+host.json   schema, digests of the model and of what follows, and each request's arrays (dtype,
+            shape, offset)
 
 A checkpoint's tensors lie in 163 files and are fused on loading; here that is done. Both files are
-written beside the target, synced and renamed, the index last: what has an index is whole.
+written beside the target, synced and renamed, the index last: what has an index is whole. One
+export at a time writes to a folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -27,10 +31,12 @@ from host_runtime.cuda.weights import CheckpointWeights
 from host_runtime.errors import WeightsError
 from host_runtime.ops.matrix import Matrix
 from host_runtime.weights import Checkpoint
+from host_runtime.weights.source import SCALE_SUFFIX
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ALIGN = 256  # of arrays: beyond what any load of the card wants
-INDEX_NAME, DATA_NAME = "host.json", "host.bin"
+INDEX_NAME, DATA_NAME, LOCK_NAME = "host.json", "host.bin", ".host.lock"
+SAMPLE_BYTES = 4096  # of each tensor, to tell models apart
 INDEX_BYTES_MAX = 64 << 20
 PIECE_BYTES = 64 << 20  # of a read; two such buffers are in host memory
 DTYPES = {
@@ -65,30 +71,68 @@ def write_host_file(
     folder.mkdir(parents=True, exist_ok=True)
     requests = list(everything(config))
     part = folder / f".{DATA_NAME}.part"
-    with part.open("wb") as file:
-        writer = _Writer(file)
-        for number, request in enumerate(requests):
-            writer.add(request, source)
-            progress(number + 1, len(requests))
-        file.flush()
-        os.fsync(file.fileno())
-    for layer in config.moe_layers:
-        source.leave(f"model.layers.{layer}.mlp.experts.")
-    source.finish()
-    part.replace(folder / DATA_NAME)
-    index = {
-        "schema_version": SCHEMA_VERSION,
-        "config_sha256": config_digest(model_dir),
-        "bytes": writer.offset,
-        "sha256": writer.digest.hexdigest(),
-        "arrays": writer.index,
-    }
-    return _write_index(folder, index)
+    with _locked(folder), _removed_on_errors(part):
+        with part.open("wb") as file:
+            writer = _Writer(file)
+            for number, request in enumerate(requests):
+                writer.add(request, source)
+                progress(number + 1, len(requests))
+            file.flush()
+            os.fsync(file.fileno())
+        for layer in config.moe_layers:
+            source.leave(f"model.layers.{layer}.mlp.experts.")
+        source.finish()
+        (folder / INDEX_NAME).unlink(missing_ok=True)  # it is that of other data
+        part.replace(folder / DATA_NAME)
+        index = {
+            "schema_version": SCHEMA_VERSION,
+            "model_sha256": model_digest(checkpoint, config),
+            "bytes": writer.offset,
+            "sha256": writer.digest.hexdigest(),
+            "arrays_sha256": _arrays_digest(writer.index),
+            "arrays": writer.index,
+        }
+        return _write_index(folder, index)
 
 
-def config_digest(model_dir: Path) -> str:
-    """Tells models and revisions apart, as weight caches do."""
-    return hashlib.sha256((model_dir / "config.json").read_bytes()).hexdigest()
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / LOCK_NAME).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WeightsError(
+                f"another export writes to {folder}", "wait until it is done, or stop it"
+            ) from None
+        yield
+
+
+@contextmanager
+def _removed_on_errors(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def model_digest(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """Tells models and revisions apart: the config, and of each tensor of the host's part its name,
+    type, shape and first bytes."""
+    digest = hashlib.sha256((checkpoint.model_dir / "config.json").read_bytes())
+    for request in everything(config):
+        parts = [part.name for part in request.parts] if isinstance(request, Fused) else []
+        for name in parts or [key_of(request)]:
+            for own in (name, name + SCALE_SUFFIX):
+                entry = checkpoint.entries.get(own)
+                if entry is not None:
+                    digest.update(f"{own} {entry.dtype} {entry.shape} ".encode())
+                    digest.update(checkpoint.sample(own, SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _arrays_digest(arrays: dict[str, dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()
 
 
 class _Writer:
@@ -156,7 +200,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> Path:
 
 @dataclass(frozen=True)
 class _Index:
-    config_sha256: str
+    model_sha256: str
     bytes: int
     sha256: str
     arrays: dict[str, dict[str, Any]]
@@ -168,15 +212,14 @@ class HostFileWeights:
     The file is read once, piece by piece onto the device, and compared with its digest.
     """
 
-    def __init__(self, folder: Path, model_dir: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, checkpoint: Checkpoint, device: torch.device) -> None:
         self.device = device
         self._folder = folder
-        index = _read_index(folder)
-        if index.config_sha256 != config_digest(model_dir):
+        index, config = _read_index(folder), load_config(checkpoint.model_dir)
+        if index.model_sha256 != model_digest(checkpoint, config):
             raise WeightsError(f"{folder} holds the weights of another model or revision", AGAIN)
         self._arrays = index.arrays
-        self._config = load_config(model_dir)
-        self._require_all(self._config)
+        self._require_all(config)
         self._buffer = _read_data(folder / DATA_NAME, index, device)
 
     def fused(self, parts: Sequence[Part], columns: int) -> tuple[Matrix, list[int]]:
@@ -238,11 +281,14 @@ def _read_index(folder: Path) -> _Index:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema_version {document['schema_version']}")
+        arrays = dict(document["arrays"])
+        if _arrays_digest(arrays) != document["arrays_sha256"]:
+            raise ValueError("its arrays do not have their digest")
         return _Index(
-            str(document["config_sha256"]),
+            str(document["model_sha256"]),
             int(document["bytes"]),
             str(document["sha256"]),
-            dict(document["arrays"]),
+            arrays,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{path} cannot be used: {error}", AGAIN) from error

@@ -314,7 +314,8 @@ class GpuLayer:
         block = max(1, _BLOCK_BYTES_MAX // (8 * s.heads * min(end, c.index_topk)))
         if sparse:
             gathered = 8 * c.index_topk * (s.latent + s.rope)
-            block = max(1, min(block, _BLOCK_BYTES_MAX // gathered))
+            scored = 4 * s.index_heads * end  # the indexer's products
+            block = max(1, min(block, _BLOCK_BYTES_MAX // max(gathered, scored)))
         mixed = []
         for begin in range(0, rows, block):
             stop = min(begin + block, rows)

@@ -45,7 +45,7 @@ def load_gpu_model(
     checkpoint = Checkpoint(model_dir)
     card = torch.device("cuda", 0)
     if host_weights is not None:
-        exported = HostFileWeights(host_weights, model_dir, card)
+        exported = HostFileWeights(host_weights, checkpoint, card)
         model = GpuModel(
             config, generation, exported, positions=positions, cache_dtype=cache_dtype, slot=slot
         )

@@ -51,12 +51,15 @@ class MemoryPlan:
 
 
 def plan_memory(config: ModelConfig, positions: int, cache_bytes_each: int) -> MemoryPlan:
-    """Plan for `positions` cache rows with elements of cache_bytes_each (2: bf16, 4: float32)."""
+    """Plan for `positions` cache rows with elements of cache_bytes_each (2: bf16, 4: float32).
+
+    A prompt chunk has one layer's rows in float32 besides, of at most all positions.
+    """
     layers = config.num_hidden_layers + config.num_nextn_predict_layers
     width = config.kv_lora_rank + config.qk_rope_head_dim + config.index_head_dim
     cache = positions * width * cache_bytes_each * layers
-    rotation = positions * config.qk_rope_head_dim * 4
-    return MemoryPlan(_weights_bytes(config), cache + rotation, WORKSPACE_BYTES, positions)
+    rotation, copies = positions * config.qk_rope_head_dim * 4, positions * width * 4
+    return MemoryPlan(_weights_bytes(config), cache + rotation + copies, WORKSPACE_BYTES, positions)
 
 
 def _weights_bytes(config: ModelConfig) -> int:

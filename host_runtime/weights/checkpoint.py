@@ -79,16 +79,24 @@ class Checkpoint:
                 f"{entry.path}: tensor {name} has dtype {entry.dtype}, "
                 f"expected one of {', '.join(DTYPES)}"
             )
-        buffer = bytearray(entry.size_bytes)
+        buffer = self._bytes(entry, entry.size_bytes)
+        return torch.frombuffer(buffer, dtype=DTYPES[entry.dtype]).view(entry.shape)
+
+    def sample(self, name: str, bytes_max: int) -> bytearray:
+        """The tensor's first bytes, as stored. WeightsError: short read."""
+        entry = self.entries[name]
+        return self._bytes(entry, min(bytes_max, entry.size_bytes))
+
+    def _bytes(self, entry: TensorEntry, size: int) -> bytearray:
+        buffer = bytearray(size)
         with entry.path.open("rb") as file:
             file.seek(entry.offset)
             count = file.readinto(buffer)
-        if count != entry.size_bytes:
+        if count != size:
             raise WeightsError(
-                f"{entry.path}: tensor {name}: read {count} of {entry.size_bytes} bytes",
-                _DOWNLOAD_HINT,
+                f"{entry.path}: tensor {entry.name}: read {count} of {size} bytes", _DOWNLOAD_HINT
             )
-        return torch.frombuffer(buffer, dtype=DTYPES[entry.dtype]).view(entry.shape)
+        return buffer
 
 
 def _read_index(model_dir: Path) -> dict[str, str]:

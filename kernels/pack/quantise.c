@@ -102,13 +102,15 @@ static void encode_row(const struct small_float *format, const float *value, flo
                        uint32_t columns, uint16_t *code, struct row_sums *sums) {
     const __m128 sign_bit = _mm_set1_ps(-0.0f);
     const __m128 scales = _mm_set1_ps(scale);
+    /* Values under a scale of 0 are all 0, and so are their codes. */
+    const __m128 divisors = _mm_set1_ps(scale == 0.0f ? 1.0f : scale);
     for (uint32_t k = 0; k < columns; k += 8) {
         __m128i part[2];
         for (uint32_t i = 0; i < 2; i++) {
             __m128 v = _mm_loadu_ps(value + k + 4 * i);
             __m128 magnitude = _mm_andnot_ps(sign_bit, v);
             __m128 rounded;
-            __m128i codes = encode_four(format, _mm_div_ps(magnitude, scales), &rounded);
+            __m128i codes = encode_four(format, _mm_div_ps(magnitude, divisors), &rounded);
             __m128 error = _mm_sub_ps(magnitude, _mm_mul_ps(rounded, scales));
             sums->error = _mm_add_ps(sums->error, _mm_mul_ps(error, error));
             sums->square = _mm_add_ps(sums->square, _mm_mul_ps(v, v));

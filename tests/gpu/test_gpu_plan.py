@@ -15,11 +15,15 @@ from gpu_kit import HAS_CUDA
 from duckctl.native import native_path
 from host_runtime.bench.echo import EchoDucks
 from host_runtime.bench.full_size import full_size
+from host_runtime.config import load_config
 from host_runtime.cuda.capability import GpuUnavailableError, check_capability, check_gpu
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.cuda.pool import CachePool
 from host_runtime.errors import HostError
 from host_runtime.ops.gpu.compiled import SETTING, compiled
+from host_runtime.weights import Checkpoint
+
+DUCKLET = Path(__file__).resolve().parents[2] / "duckctl" / "models" / "ducklet"
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="this machine has a CUDA card")
@@ -54,8 +58,9 @@ def test_compiled_kernels_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_full_size_plan_has_known_sizes() -> None:
     plan = plan_memory(full_size("deepseek-v3.2"), 1024, 2)
-    # 61 layers and MTP: 704 elements of two bytes a position and layer, and the rotation table
-    assert plan.cache_bytes == 1024 * (704 * 2 * 62 + 256)
+    # 61 layers and MTP: 704 elements of two bytes a position and layer, and the rotation table;
+    # one layer's rows in float32, which a prompt chunk makes
+    assert plan.cache_bytes == 1024 * (704 * 2 * 62 + 256 + 704 * 4)
     assert 19e9 < plan.weights_bytes < 21.5e9
     plan.require(plan.total_bytes)
     with pytest.raises(GpuUnavailableError, match="does not fit") as caught:
@@ -64,6 +69,49 @@ def test_full_size_plan_has_known_sizes() -> None:
     with pytest.raises(GpuUnavailableError) as caught:
         plan.require(8 << 30)
     assert "more memory" in caught.value.hint
+
+
+def test_a_long_prompts_scores_are_made_in_blocks_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The indexer's products of a block of rows with all positions; values do not depend on it."""
+    from host_runtime.cuda import layer as module
+    from host_runtime.cuda.pool import LayerCaches
+    from host_runtime.cuda.weights import CheckpointWeights
+    from host_runtime.ops import index
+
+    config = load_config(DUCKLET)
+    source = CheckpointWeights(Checkpoint(DUCKLET), torch.device("cpu"), fp8=config.fp8)
+    layer = module.GpuLayer(source, 1, config)
+    sizes, rows, end = layer.sizes, 12, 40_000
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    caches = LayerCaches(normal(end, sizes.latent + sizes.rope), normal(end, sizes.index_size))
+    query = normal(rows, sizes.heads, sizes.latent + sizes.rope)
+    y1, y2 = normal(rows, layer.first.rows), normal(rows, layer.second.rows)
+    angle = normal(rows, sizes.rope // 2)
+    seen: list[int] = []
+
+    def scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        seen.append(4 * q.shape[0] * q.shape[1] * keys.shape[0])
+        return index.index_scores(q, keys, weights)
+
+    def mixed(limit: int) -> torch.Tensor:
+        seen.clear()
+        monkeypatch.setattr(module, "_BLOCK_BYTES_MAX", limit)
+        found: torch.Tensor = layer._mix(
+            query, y1, y2, caches, end - rows, angle.cos(), angle.sin()
+        )
+        return found
+
+    monkeypatch.setattr(module, "plain_index_scores", scores)
+    whole = mixed(1 << 30)
+    assert len(seen) == 1
+    limit = seen[0] // 3
+    assert limit // (8 * config.index_topk * (sizes.latent + sizes.rope)) > rows // 3
+    assert torch.allclose(mixed(limit), whole, rtol=1e-5, atol=1e-6)
+    assert seen == [limit] * 3
 
 
 def test_unknown_model_is_refused_with_the_known_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_v32 import write_tiny
 
 from host_runtime.config import load_config
 from host_runtime.cuda.host_file import (
     DATA_NAME,
     INDEX_NAME,
+    LOCK_NAME,
     HostFileWeights,
     key_of,
     write_host_file,
@@ -45,7 +48,7 @@ def copy_of(exported: Path, folder: Path) -> Path:
 def test_every_array_equals_the_checkpoints(exported: Path) -> None:
     """Each request gives the same bits, types and row starts from the file as from the model."""
     config = load_config(DUCKLET)
-    file = HostFileWeights(exported, DUCKLET, CPU)
+    file = HostFileWeights(exported, Checkpoint(DUCKLET), CPU)
     source = CheckpointWeights(Checkpoint(DUCKLET), CPU, fp8=config.fp8)
     seen = set()
     for request in everything(config):
@@ -76,11 +79,11 @@ def test_every_array_equals_the_checkpoints(exported: Path) -> None:
 
 @pytest.mark.slow
 def test_two_exports_are_equal_and_leave_nothing_behind(exported: Path, tmp_path: Path) -> None:
-    """The command writes the same bytes; only the two files are in the folder."""
+    """The command writes the same bytes; only the two files and the lock are in the folder."""
     command = [sys.executable, "-m", "host_runtime.cuda.export", str(DUCKLET), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == str(tmp_path / INDEX_NAME)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [DATA_NAME, INDEX_NAME]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, DATA_NAME, INDEX_NAME]
     assert (tmp_path / DATA_NAME).read_bytes() == (exported / DATA_NAME).read_bytes()
     assert (tmp_path / INDEX_NAME).read_bytes() == (exported / INDEX_NAME).read_bytes()
 
@@ -89,9 +92,9 @@ def test_an_export_that_was_cut_off_is_none(exported: Path, tmp_path: Path) -> N
     """Data without an index, as a kill leaves it: not used, and mended by the next export."""
     (tmp_path / f".{DATA_NAME}.part").write_bytes(b"half")
     with pytest.raises(WeightsError, match=r"host\.json cannot be used"):
-        HostFileWeights(tmp_path, DUCKLET, CPU)
+        HostFileWeights(tmp_path, Checkpoint(DUCKLET), CPU)
     write_host_file(DUCKLET, tmp_path)
-    HostFileWeights(tmp_path, DUCKLET, CPU)
+    HostFileWeights(tmp_path, Checkpoint(DUCKLET), CPU)
 
 
 def change(index: dict[str, Any], key: str, **fields: Any) -> None:
@@ -100,8 +103,8 @@ def change(index: dict[str, Any], key: str, **fields: Any) -> None:
 
 NORM = "model.norm.weight"
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "version": (lambda index: index.update(schema_version=2), "schema_version 2"),
-    "another model": (lambda index: index.update(config_sha256="0" * 64), "another model"),
+    "version": (lambda index: index.update(schema_version=1), "schema_version 1"),
+    "another model": (lambda index: index.update(model_sha256="0" * 64), "another model"),
     "missing": (lambda index: index["arrays"].pop(NORM), f"'{NORM}' is missing"),
     "beyond the end": (lambda index: change(index, NORM, offset=1 << 40), "an array lies at"),
     "not aligned": (lambda index: change(index, NORM, offset=1), "an array lies at 1"),
@@ -121,9 +124,70 @@ def test_a_damaged_index_is_named(exported: Path, tmp_path: Path, damage: str) -
     index = json.loads((folder / INDEX_NAME).read_text())
     alter, words = DAMAGES[damage]
     alter(index)
+    index["arrays_sha256"] = arrays_digest(index["arrays"])
     (folder / INDEX_NAME).write_text(json.dumps(index))
     with pytest.raises(WeightsError, match=words):
-        HostFileWeights(folder, DUCKLET, CPU).vector(NORM, load_config(DUCKLET).hidden_size)
+        HostFileWeights(folder, Checkpoint(DUCKLET), CPU).vector(
+            NORM, load_config(DUCKLET).hidden_size
+        )
+
+
+def arrays_digest(arrays: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()
+
+
+def test_an_array_that_is_said_to_lie_elsewhere_is_refused(exported: Path, tmp_path: Path) -> None:
+    """Another vector of the same size, aligned: nothing but the digest can tell."""
+    folder = copy_of(exported, tmp_path)
+    index = json.loads((folder / INDEX_NAME).read_text())
+    other = index["arrays"]["model.layers.0.input_layernorm.weight"]["vector"]["offset"]
+    change(index, NORM, offset=other)
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match="arrays do not have their digest"):
+        HostFileWeights(folder, Checkpoint(DUCKLET), CPU)
+
+
+def test_the_weights_of_another_revision_are_refused(tmp_path: Path) -> None:
+    """Its config is the same: only the weights tell."""
+    models = [tmp_path / "first", tmp_path / "second"]
+    for seed, model in enumerate(models):
+        model.mkdir()
+        write_tiny(model, seed)
+    configs = [(model / "config.json").read_bytes() for model in models]
+    assert configs[0] == configs[1]
+    write_host_file(models[0], tmp_path / "host")
+    HostFileWeights(tmp_path / "host", Checkpoint(models[0]), CPU)
+    with pytest.raises(WeightsError, match="another model or revision"):
+        HostFileWeights(tmp_path / "host", Checkpoint(models[1]), CPU)
+
+
+def test_one_export_at_a_time_and_none_leaves_half_a_file(tmp_path: Path) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(done: int, in_all: int) -> None:
+        if done < in_all // 2:
+            return
+        with pytest.raises(WeightsError, match="another export writes to"):
+            write_host_file(DUCKLET, tmp_path)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        write_host_file(DUCKLET, tmp_path, stop)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
+    write_host_file(DUCKLET, tmp_path)
+    HostFileWeights(tmp_path, Checkpoint(DUCKLET), CPU)
+
+
+@pytest.mark.slow
+def test_an_export_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "host_runtime.cuda.export", str(DUCKLET), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("host weights: ")
+        process.terminate()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left in ({LOCK_NAME}, {LOCK_NAME, DATA_NAME, INDEX_NAME})  # it may have been at its end
 
 
 def test_a_flipped_bit_and_a_short_file_are_named(exported: Path, tmp_path: Path) -> None:
@@ -133,7 +197,7 @@ def test_a_flipped_bit_and_a_short_file_are_named(exported: Path, tmp_path: Path
     data[len(data) // 3] ^= 4
     (folder / DATA_NAME).write_bytes(data)
     with pytest.raises(WeightsError, match="digest of its index"):
-        HostFileWeights(folder, DUCKLET, CPU)
+        HostFileWeights(folder, Checkpoint(DUCKLET), CPU)
     (folder / DATA_NAME).write_bytes(data[:-1])
     with pytest.raises(WeightsError, match=f"has {len(data) - 1} bytes, expected {len(data)}"):
-        HostFileWeights(folder, DUCKLET, CPU)
+        HostFileWeights(folder, Checkpoint(DUCKLET), CPU)

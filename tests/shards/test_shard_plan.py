@@ -114,6 +114,18 @@ def test_impossible_weights_are_refused(ducks: list[DuckSpec], message: str) -> 
     assert message in caught.value.message
 
 
+def test_formats_that_fit_are_named() -> None:
+    """Smaller ones, not always the same."""
+    small = [DuckSpec(f"d{number:02d}", memory_gib=17) for number in range(32)]
+    with pytest.raises(PlanError) as caught:
+        weighted_plan(V32, "fp9", small)
+    assert caught.value.hint == "add ducks or memory, or try --format q6 or q4"
+    tiny = [DuckSpec(f"d{number:02d}", memory_gib=8) for number in range(32)]
+    with pytest.raises(PlanError) as caught:
+        weighted_plan(V32, "q4", tiny)
+    assert caught.value.hint == "add ducks or memory"
+
+
 def test_weights_are_one_number_per_duck() -> None:
     unknown = [None, None, None]
     assert parse_weights("2, 1,1.5", unknown) == [2.0, 1.0, 1.5]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_model import Model
 from packed_records import Floats, RecordShape, e4m3_values, read_record
 from shard_helpers import MakeCheckpoint, convert_equal, equal_plan_of
 from synthetic_checkpoint import CheckpointSpec, write_checkpoint
@@ -111,6 +113,26 @@ def test_formats_below_eight_bits_report_their_error_and_ignore_slicing(
         squared_sum += float((exact.astype(np.float64) ** 2).sum())
     relative = math.sqrt(squared_error / squared_sum)
     assert report["relative_error"]["1"]["down"] == pytest.approx(relative, rel=1e-3)
+
+
+@pytest.mark.parametrize("fmt", ["fp8", "fp9", "fp7", "q6", "q4"])
+def test_a_block_of_zeros_may_have_the_scale_zero(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, fmt: str
+) -> None:
+    """A pruned expert's: its weights are zeros, its error too, and the report is JSON."""
+    model = Model(shutil.copytree(make_checkpoint(CheckpointSpec(layers=2)), tmp_path / "model"))
+    tensor = "model.layers.1.mlp.experts.1.gate_proj.weight"
+    model.poke(tensor + "_scale_inv", 0, bytes(4))
+    result = convert_equal(model.path, fmt, 1, tmp_path / "cache")
+    report = json.loads(result.cache_file.read_text(), parse_constant=pytest.fail)["report"]
+    errors = (report.get("relative_error") or {}).get("1", {})  # none of lossless formats
+    assert all(0 <= error < 0.2 for error in errors.values())
+    (layout,) = equal_plan_of(model.path, fmt, 1).layouts
+    records = np.fromfile(result.cache_file.parent / "slice-00/layer-001.bin", np.uint8)
+    record = records.reshape(-1, layout.record_bytes)[1]
+    gate = PackLibrary().unpack_record(layout, record)[0]
+    assert not gate[:128, :128].any()
+    assert gate[:, 128:].any()
 
 
 def fp8_weights(source: MatrixSource) -> Floats:

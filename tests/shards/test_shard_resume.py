@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
 import random
 import resource
@@ -10,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -274,6 +277,24 @@ def test_a_file_size_limit_is_an_error_and_resumes(
     assert "File too large" in run.stderr
     assert "bytes remain to be written" in run.stderr
     convert_equal(model_dir, "fp9", SLICES, tmp_path)
+    assert digests_below(tmp_path) == undisturbed
+
+
+def test_a_piece_whose_error_is_no_number_is_made_again(
+    model_dir: Path, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """As an earlier version wrote it for a block with the scale 0 in fp7."""
+    directory = convert_equal(model_dir, "fp9", SLICES, tmp_path).cache_file.parent
+    journal = directory / manifest.JOURNAL_NAME
+    header, *lines = journal.read_text().splitlines()
+    fields = json.loads(lines[3].split(" ", 1)[1])
+    fields[5][0] = math.nan
+    text = json.dumps(fields)
+    lines[3] = f"{zlib.crc32(text.encode()):08x} {text}"
+    journal.write_text("\n".join([header, *lines, ""]))
+    (directory / manifest.CACHE_NAME).unlink()
+    again = convert_equal(model_dir, "fp9", SLICES, tmp_path)
+    assert (again.pieces_made, again.pieces_kept) == (1, PIECES - 1)
     assert digests_below(tmp_path) == undisturbed
 
 
