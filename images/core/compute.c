@@ -26,6 +26,18 @@ static struct duck_done may_replace(struct duck_core *core, const struct core_as
     return done_make(DUCK_ERR_BUSY, silent, "another host owns the compute session");
 }
 
+/* On the host's wish, not by a fault. An OPEN whose kernel is not ready yet gets its answer, else
+ * its place in the reply cache would be lost. */
+static void end_session(struct duck_core *core) {
+    if (core->session.state == CORE_STARTING) {
+        struct duck_done done =
+            done_make(DUCK_ERR_NO_SESSION, 0, "closed or replaced while starting");
+        reply_finish(core, core->session.opening, &done);
+    }
+    plat_session_stop();
+    core->session.state = CORE_CLOSED;
+}
+
 /* ---- OPEN ------------------------------------------------------------------------------------ */
 
 static struct duck_done check_fields(const struct duck_core *core, const struct duck_open *request,
@@ -108,7 +120,7 @@ static void prepare(struct duck_core *core, const struct core_received *received
 
 static struct duck_done start(struct duck_core *core, const struct core_received *received,
                               const struct duck_open *request) {
-    plat_session_stop();
+    end_session(core);
     commit_recall(core); /* the session wants all cores */
     prepare(core, received, request);
     struct core_session *session = &core->session;
@@ -156,8 +168,7 @@ void compute_close(struct duck_core *core, const struct core_received *received)
     struct duck_done done = may_replace(core, received->from, true);
     if (done.status == DUCK_OK) {
         if (compute_is_open(core)) core_say(core, "compute session closed");
-        plat_session_stop();
-        core->session.state = CORE_CLOSED;
+        end_session(core);
     }
     reply_finish(core, reply_ticket(core, received), &done);
 }

@@ -55,8 +55,19 @@ void fuzz_open(void) {
     fake_forget_sent();
 }
 
+/* A request that is still being done is a COMMIT in the queue or the OPEN of a kernel that starts;
+ * any other would never be answered, and its place in the reply cache be lost. */
+static void look_at_replies(void) {
+    uint32_t working = 0;
+    for (uint32_t i = 0; i < CORE_ASSOCIATIONS; i++)
+        for (uint32_t r = 0; r < CORE_REPLIES; r++)
+            if (core.association[i].reply[r].state == CORE_REPLY_WORKING) working++;
+    CHECK(working <= core.commit_count + (core.session.state == CORE_STARTING ? 1u : 0u));
+}
+
 void fuzz_check_rules(void) {
     look_at_answers();
+    look_at_replies();
     for (uint32_t i = 0; i < DUCK_REGION_COUNT; i++) {
         const struct core_region *region = &core.region[i];
         CHECK((region->memory == NULL) == (region->bytes == 0));

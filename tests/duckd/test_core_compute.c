@@ -447,25 +447,6 @@ static void test_session_that_dies_is_named(void) {
     CHECK_EQUAL(DUCK_STATE_SERVING, core_state_of_pong(&a));
 }
 
-static void test_kernel_that_never_gets_ready(void) {
-    fake_core_start(seed);
-    host_make(&a, 1000, false);
-    host_join(&a);
-    load_kernel(&a);
-    struct duck_open request = {
-        .call_bytes_max = 1, .result_bytes_max = 1, .call_time_limit_ms = 1};
-    host_send_one(&a, DUCK_MSG_OPEN, ++a.requests, &request, sizeof request);
-    fake_forget_sent();
-    host_send_one(&a, DUCK_MSG_OPEN, a.requests, &request, sizeof request); /* being worked on */
-    CHECK_EQUAL(0, fake.sent_count);
-    fake.now_ns += CORE_START_LIMIT_NS;
-    core_settle();
-    struct duck_done done;
-    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
-    CHECK_EQUAL(DUCK_ERR_TIME_LIMIT, done.status);
-    CHECK(!fake.session_runs);
-}
-
 int main(int count, char **words) {
     static void (*const tests[])(void) = {
         test_calls_reassembled_in_any_order,
@@ -484,7 +465,6 @@ int main(int count, char **words) {
         test_calls_of_an_earlier_session_are_stale,
         test_domain_window_survives_a_new_association,
         test_session_that_dies_is_named,
-        test_kernel_that_never_gets_ready,
     };
     seed = count > 1 ? strtoull(words[1], NULL, 10) : 1;
     printf("seed %llu\n", (unsigned long long)seed);

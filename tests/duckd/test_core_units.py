@@ -13,7 +13,13 @@ from duckd_process import ROOT
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 REPLAY = ROOT / "tests/tools/replay_inputs.c"
-RULES = ("test_core_network", "test_core_compute", "test_core_arrival", "test_core_bulk")
+RULES = (
+    "test_core_network",
+    "test_core_compute",
+    "test_core_arrival",
+    "test_core_bulk",
+    "test_core_start",
+)
 FLAGS = [
     "-std=c11",
     "-D_GNU_SOURCE",
