@@ -107,11 +107,15 @@ static struct duck_done check_target(struct duck_core *core, const struct duck_w
     return done_make(DUCK_OK, 0, "");
 }
 
-/* Bytes are about to change: they are no longer committed, and hashes over them begin again. */
+/* Bytes are about to change: they are no longer committed, and hashes over them begin again. Cheap
+ * where nothing is committed: this is done for a whole chunk when it begins, and for each fragment,
+ * which may come long after that. */
 static void uncommit(struct duck_core *core, uint32_t which, uint64_t begin, uint64_t end) {
     struct core_region *region = &core->region[which];
-    ranges_remove(&region->committed, begin, end);
-    region->whole = false;
+    if (ranges_touch(&region->committed, begin, end)) {
+        ranges_remove(&region->committed, begin, end);
+        region->whole = false;
+    }
     commit_forget(core, which, begin, end);
 }
 
@@ -143,7 +147,10 @@ static void take_fragment(struct duck_core *core, struct core_chunk *chunk,
     bits_set(chunk->bits, header->fragment_index);
     uint32_t bytes = header->payload_bytes - (uint32_t)sizeof(struct duck_write_prefix);
     uint64_t at = chunk->offset + (uint64_t)header->fragment_index * chunk->stride;
-    if (bytes != 0) memcpy(core->region[chunk->region].memory + at, data, bytes);
+    if (bytes != 0) {
+        uncommit(core, chunk->region, at, at + bytes);
+        memcpy(core->region[chunk->region].memory + at, data, bytes);
+    }
     chunk->received++;
     core->stats.write_bytes += bytes;
 }

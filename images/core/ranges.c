@@ -66,10 +66,27 @@ bool ranges_add(struct byte_ranges *set, uint64_t begin, uint64_t end) {
     return true;
 }
 
+/* The first range that ends behind `at`, or count. */
+static uint32_t first_behind(const struct byte_ranges *set, uint64_t at) {
+    uint32_t low = 0, high = set->count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (set->range[middle].end <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+bool ranges_touch(const struct byte_ranges *set, uint64_t begin, uint64_t end) {
+    uint32_t first = first_behind(set, begin);
+    return begin < end && first < set->count && set->range[first].begin < end;
+}
+
 void ranges_remove(struct byte_ranges *set, uint64_t begin, uint64_t end) {
     if (begin >= end) return;
-    uint32_t first = 0;
-    while (first < set->count && set->range[first].end <= begin) first++;
+    uint32_t first = first_behind(set, begin);
     uint32_t last = first;
     struct byte_range rest[2];
     uint32_t rests = 0;

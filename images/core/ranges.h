@@ -32,6 +32,8 @@ struct byte_ranges {
 void ranges_clear(struct byte_ranges *set);
 bool ranges_add(struct byte_ranges *set, uint64_t begin,
                 uint64_t end); /* false: the list is full */
+/* Is any byte of [begin, end) covered? Quick even in a full list. */
+bool ranges_touch(const struct byte_ranges *set, uint64_t begin, uint64_t end);
 /* Forget [begin, end). When a hole would need one range too many, the part behind it is forgotten
  * too. */
 void ranges_remove(struct byte_ranges *set, uint64_t begin, uint64_t end);

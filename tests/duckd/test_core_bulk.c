@@ -7,22 +7,39 @@
 #include "fake_host.h"
 #include <string.h>
 
-static struct fake_host a;
+static struct fake_host a, b;
 static uint64_t seed;
 
 /* ---- bulk ------------------------------------------------------------------------------------ */
 
-static void send_chunk_part(const uint8_t *bytes, uint32_t count, uint64_t offset, uint32_t index,
-                            uint16_t stride) {
+static void send_part_of(struct fake_host *host, const uint8_t *bytes, uint32_t count,
+                         uint64_t offset, uint32_t index, uint16_t stride) {
     static uint8_t payload[DUCK_WIRE_PACKET_BYTES_MAX];
     struct duck_write_prefix prefix = {.region = DUCK_REGION_WEIGHTS, .chunk_offset = offset};
     uint32_t at = index * stride;
     uint32_t part = count - at < stride ? count - at : stride;
-    struct fake_fragment fragment = {DUCK_MSG_WRITE, DUCK_KEY_SESSION, a.writes, count, index,
+    struct fake_fragment fragment = {DUCK_MSG_WRITE, DUCK_KEY_SESSION, host->writes, count, index,
                                      stride};
     memcpy(payload, &prefix, sizeof prefix);
     memcpy(payload + sizeof prefix, bytes + at, part);
-    host_send(&a, &fragment, payload, (uint32_t)sizeof prefix + part);
+    host_send(host, &fragment, payload, (uint32_t)sizeof prefix + part);
+}
+
+static void send_chunk_part(const uint8_t *bytes, uint32_t count, uint64_t offset, uint32_t index,
+                            uint16_t stride) {
+    send_part_of(&a, bytes, count, offset, index, stride);
+}
+
+/* COMMIT of [offset, offset + count), which is to hold `bytes`. */
+static struct duck_commit commit_of(const uint8_t *bytes, uint64_t offset, uint32_t count,
+                                    uint32_t flags) {
+    struct duck_commit commit = {
+        .region = DUCK_REGION_WEIGHTS, .flags = flags, .offset = offset, .bytes = count};
+    duck_sha256 hash;
+    duck_sha256_start(&hash);
+    duck_sha256_add(&hash, bytes, count);
+    duck_sha256_end(&hash, commit.sha256);
+    return commit;
 }
 
 static uint32_t ack_ranges(struct duck_nack *nack) {
@@ -111,19 +128,11 @@ static void test_commit_pieces_and_gaps(void) {
     bytes[5000] = 9;
     send_chunk_part(bytes + 4992, 64, 4992, 0, 64);
     CHECK(!core.region[DUCK_REGION_WEIGHTS].whole);
-    struct duck_commit commit = {
-        .region = DUCK_REGION_WEIGHTS, .flags = DUCK_COMMIT_LAST, .offset = 0, .bytes = 64};
-    duck_sha256 hash;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, 64);
-    duck_sha256_end(&hash, commit.sha256);
+    struct duck_commit commit = commit_of(bytes, 0, 64, DUCK_COMMIT_LAST);
     struct duck_done done = host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit);
     CHECK_EQUAL(DUCK_ERR_NOT_COMMITTED, done.status);
     CHECK_EQUAL(4992, done.value);
-    commit.offset = 4992;
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes + 4992, 64);
-    duck_sha256_end(&hash, commit.sha256);
+    commit = commit_of(bytes + 4992, 4992, 64, DUCK_COMMIT_LAST);
     CHECK_EQUAL(DUCK_OK, host_request(&a, DUCK_MSG_COMMIT, &commit, sizeof commit).status);
     CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
 }
@@ -134,12 +143,8 @@ static void test_write_during_hash_restarts_it(void) {
     host_make(&a, 1000, false);
     host_join(&a);
     host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
-    struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof bytes};
-    duck_sha256 hash;
     bytes[3] = 1; /* the digest of what is written in the middle of the hash */
-    duck_sha256_start(&hash);
-    duck_sha256_add(&hash, bytes, sizeof bytes);
-    duck_sha256_end(&hash, commit.sha256);
+    struct duck_commit commit = commit_of(bytes, 0, sizeof bytes, 0);
     fake_forget_sent();
     host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
     CHECK_EQUAL(0, core_tick(&core));
@@ -150,6 +155,62 @@ static void test_write_during_hash_restarts_it(void) {
     struct duck_done done;
     memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
     CHECK_EQUAL(DUCK_OK, done.status);
+}
+
+/* One host stalls in the midst of a chunk, another writes and commits the same bytes: what comes
+ * late of the first is no longer committed, and only that. */
+static void test_late_fragment_takes_the_mark_away(void) {
+    static uint8_t good[192], bad[192];
+    const struct core_region *region = &core.region[DUCK_REGION_WEIGHTS];
+    memset(good, 1, sizeof good);
+    memset(bad, 0xee, sizeof bad);
+    fake_core_start(seed);
+    host_make(&a, 1000, false);
+    host_join(&a);
+    host_make(&b, 1001, false);
+    host_join(&b);
+    struct duck_reserve reserve = {.region = DUCK_REGION_WEIGHTS, .bytes = sizeof good};
+    host_request(&a, DUCK_MSG_RESERVE, &reserve, sizeof reserve);
+    a.writes++;
+    send_part_of(&a, bad, sizeof bad, 0, 0, 64);
+    b.writes++;
+    for (uint32_t i = 0; i < 3; i++) send_part_of(&b, good, sizeof good, 0, i, 64);
+    struct duck_commit commit = commit_of(good, 0, sizeof good, DUCK_COMMIT_LAST);
+    CHECK_EQUAL(DUCK_OK, host_request(&b, DUCK_MSG_COMMIT, &commit, sizeof commit).status);
+    send_part_of(&a, bad, sizeof bad, 0, 0, 64); /* a repeated one changes nothing */
+    CHECK(region->whole && memcmp(region->memory, good, sizeof good) == 0);
+    send_part_of(&a, bad, sizeof bad, 0, 1, 64);
+    CHECK(!region->whole && region->memory[64] == 0xee);
+    CHECK_EQUAL(2, region->committed.count);
+    CHECK_EQUAL(64, region->committed.range[0].end);
+    CHECK_EQUAL(128, region->committed.range[1].begin);
+    /* Nobody takes it for committed: the last piece says where the gap is. */
+    commit = commit_of(good + 128, 128, 64, DUCK_COMMIT_LAST);
+    struct duck_done done = host_request(&b, DUCK_MSG_COMMIT, &commit, sizeof commit);
+    CHECK_EQUAL(DUCK_ERR_NOT_COMMITTED, done.status);
+    CHECK_EQUAL(64, done.value);
+}
+
+static void test_late_fragment_during_hash_restarts_it(void) {
+    static uint8_t bytes[1 << 20];
+    struct duck_done done;
+    fake_core_start(seed);
+    host_make(&a, 1000, false);
+    host_join(&a);
+    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
+    a.writes++;
+    send_chunk_part(bytes, 128, 0, 0, 64);
+    bytes[64 + 3] = 1;
+    struct duck_commit commit = commit_of(bytes, 0, sizeof bytes, DUCK_COMMIT_LAST);
+    fake_forget_sent();
+    host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
+    CHECK_EQUAL(0, core_tick(&core));
+    CHECK_EQUAL(0, core_tick(&core));
+    send_chunk_part(bytes, 128, 0, 1, 64);
+    core_settle();
+    memcpy(&done, payload_of(host_last(&a, DUCK_MSG_DONE)), sizeof done);
+    CHECK_EQUAL(DUCK_OK, done.status);
+    CHECK(core.region[DUCK_REGION_WEIGHTS].whole);
 }
 
 /* Two pieces hashed by other cores, one of them written meanwhile: all are right, in order. */
@@ -166,14 +227,8 @@ static void test_hashes_on_other_cores(void) {
     fake_forget_sent();
     bytes[piece + 3] ^= 1; /* written in the middle of the hash */
     for (uint32_t i = 0; i < 2; i++) {
-        struct duck_commit commit = {.region = DUCK_REGION_WEIGHTS,
-                                     .flags = i == 1 ? DUCK_COMMIT_LAST : 0,
-                                     .offset = (uint64_t)i * piece,
-                                     .bytes = piece};
-        duck_sha256 hash;
-        duck_sha256_start(&hash);
-        duck_sha256_add(&hash, bytes + commit.offset, piece);
-        duck_sha256_end(&hash, commit.sha256);
+        struct duck_commit commit =
+            commit_of(bytes + i * piece, i * piece, piece, i == 1 ? DUCK_COMMIT_LAST : 0);
         host_send_one(&a, DUCK_MSG_COMMIT, ++a.requests, &commit, sizeof commit);
     }
     core_tick(&core);
@@ -188,8 +243,12 @@ static void test_hashes_on_other_cores(void) {
 
 int main(int count, char **words) {
     static void (*const tests[])(void) = {
-        test_bulk_with_loss,         test_acknowledgements_are_no_longer_than_what_came,
-        test_commit_pieces_and_gaps, test_write_during_hash_restarts_it,
+        test_bulk_with_loss,
+        test_acknowledgements_are_no_longer_than_what_came,
+        test_commit_pieces_and_gaps,
+        test_write_during_hash_restarts_it,
+        test_late_fragment_takes_the_mark_away,
+        test_late_fragment_during_hash_restarts_it,
         test_hashes_on_other_cores,
     };
     seed = count > 1 ? strtoull(words[1], NULL, 10) : 1;
