@@ -146,6 +146,7 @@ static void one_frame(enum layer layer) {
     frames++;
     cable.interface.now_ns += number(50) == 0 ? number(UINT32_MAX) : number(100000);
     dhcp_tick(&cable.interface);
+    arp_ask_stale(&cable.interface);
     check_sent();
     check_state();
 }

@@ -125,7 +125,14 @@ static void neighbours_are_asked_for_and_learnt(void) {
     arrive();
     CHECK(memcmp(find(1), lan_host_mac, 6) == 0);
     cable.interface.now_ns += ARP_FRESH_NS;
-    CHECK(memcmp(find(1), lan_host_mac, 6) == 0 && cable_sent() != NULL); /* used, and asked */
+    uint8_t *lent = udp_payload(&cable.interface);
+    CHECK(memcmp(find(1), lan_host_mac, 6) == 0 && cable_sent() == NULL); /* used at once, */
+    CHECK(udp_payload(&cable.interface) == lent && *lent == 0xa5);        /* asked later */
+    arp_ask_stale(&cable.interface);
+    CHECK(cable_sent() != NULL);
+    CHECK(find(1) != NULL); /* not twice within a second */
+    arp_ask_stale(&cable.interface);
+    CHECK(cable_sent() == NULL);
     CHECK(find(101) == NULL && find(255) == NULL && find(0) == NULL);
     CHECK(arp_find(&cable.interface, make_address(10, 0, 0, 1)) == NULL);
     CHECK(cable_sent() == NULL);

@@ -6,6 +6,7 @@
 #include "lan.h"
 #include "model.h"
 
+#include "net/arp.h"
 #include "net/health.h"
 #include "net/net.h"
 
@@ -282,6 +283,37 @@ static void unknown_neighbours_are_asked_for(void) {
     CHECK(net_udp_send(&to, 5));
 }
 
+/* The question for a neighbour that was long silent does not leave in the datagram's place. */
+static void a_stale_neighbour_is_asked_beside_its_datagrams(void) {
+    ready(model_e1000e);
+    static const uint8_t word[] = "word";
+    const uint8_t *sent;
+    call(10, server.address);
+    for (unsigned second_now = 0; second_now <= ARP_FRESH_NS / S; second_now++) {
+        lan_udp(&frame, LAN_ADDRESS(7), 5000, server.address, 7211, word, sizeof word);
+        (void)first.inject(&first, frame.bytes, frame.size, NO_DAMAGE); /* others talk on */
+        live_ns(S);
+    }
+    for (unsigned at = 0; at < 4; at++) { /* to the neighbour, and by it as the router */
+        uint32_t to = at % 2 == 0 ? LAN_ADDRESS(1) : make_address(9, 9, 9, 9);
+        memset(net_udp_buffer(), (int)(0x50 + at), 100);
+        CHECK(net_udp_send(&(struct net_peer){.address = to, .port = swap16(5000)}, 100));
+        CHECK_EQUAL(142, model_take(&first, &sent));
+        CHECK(memcmp(sent, lan_host_mac, 6) == 0 && load16(sent + 12) == 0x0800);
+        CHECK_EQUAL(to, load_address(sent + LAN_IP + 16));
+        CHECK_EQUAL(5000, load16(sent + LAN_UDP + 2));
+        for (unsigned byte = 0; byte < 100; byte++)
+            CHECK_EQUAL(0x50 + at, sent[LAN_PAYLOAD + byte]);
+        CHECK_EQUAL(0, model_take(&first, &sent));
+    }
+    net_poll(NULL);
+    CHECK_EQUAL(60, model_take(&first, &sent));
+    CHECK_EQUAL(0x0806, load16(sent + 12));
+    CHECK_EQUAL(LAN_ADDRESS(1), load_address(sent + 38));
+    net_poll(NULL);
+    CHECK_EQUAL(0, model_take(&first, &sent)); /* one question is enough */
+}
+
 /* ---- failing NICs ---------------------------------------------------------------------------- */
 static void a_lost_link_is_waited_for(void) {
     ready(model_igc);
@@ -396,6 +428,7 @@ int main(void) {
     datagrams_go_both_ways();
     a_full_ring_costs_packets_only();
     unknown_neighbours_are_asked_for();
+    a_stale_neighbour_is_asked_beside_its_datagrams();
     a_lost_link_is_waited_for();
     a_vanished_nic_is_started_when_it_is_back();
     stuck_sends_are_found();

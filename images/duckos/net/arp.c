@@ -103,6 +103,11 @@ void arp_receive(struct net_interface *interface, const uint8_t from[6], const u
     }
 }
 
+static void ask_for(struct net_interface *interface, struct arp_neighbour *slot) {
+    slot->asked_ns = interface->now_ns;
+    arp_ask(interface, slot->address);
+}
+
 const uint8_t *arp_find(struct net_interface *interface, uint32_t address) {
     if (!is_neighbour(interface, address)) return NULL;
     struct arp_neighbour *slot = slot_of(interface, address);
@@ -113,10 +118,20 @@ const uint8_t *arp_find(struct net_interface *interface, uint32_t address) {
     }
     bool fresh = slot->known && now - slot->heard_ns < ARP_FRESH_NS;
     if (!fresh && (slot->asked_ns == 0 || now - slot->asked_ns >= ARP_ASK_NS)) {
-        slot->asked_ns = now;
-        arp_ask(interface, address);
+        if (!slot->known)
+            ask_for(interface, slot);
+        else if (interface->arp.stale == 0) /* the next one has its turn when it is sent to again */
+            interface->arp.stale = address;
     }
     return slot->known ? slot->mac : NULL;
+}
+
+void arp_ask_stale(struct net_interface *interface) {
+    uint32_t address = interface->arp.stale;
+    if (address == 0) return;
+    interface->arp.stale = 0;
+    struct arp_neighbour *slot = slot_of(interface, address);
+    if (slot->address == address) ask_for(interface, slot); /* else somebody has taken its place */
 }
 
 void arp_forget(struct net_interface *interface) { interface->arp = (struct arp_cache){0}; }

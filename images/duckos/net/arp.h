@@ -29,6 +29,7 @@ struct arp_neighbour {
 };
 struct arp_cache {
     struct arp_neighbour neighbour[ARP_NEIGHBOUR_COUNT];
+    uint32_t stale; /* a known neighbour that arp_ask_stale asks for; 0 = none */
 };
 
 void arp_receive(struct net_interface *interface, const uint8_t from[6], const uint8_t *packet,
@@ -37,9 +38,12 @@ void arp_receive(struct net_interface *interface, const uint8_t from[6], const u
 /* A checked packet came from here: remember the way back. */
 void arp_heard(struct net_interface *interface, uint32_t address, const uint8_t mac[6]);
 
-/* The MAC for an address on our link, or NULL: then a question has been sent. Must be called before
- * ethernet_payload is filled, because the question uses the same buffer. */
+/* The MAC for an address on our link. NULL: not known, and a question has been sent (at most one a
+ * second) from the buffer that ethernet_payload lent, so what was written there is lost. A MAC: the
+ * lent buffer is untouched; if it is an old one, arp_ask_stale asks. */
 const uint8_t *arp_find(struct net_interface *interface, uint32_t address);
+/* Only while no buffer is lent. */
+void arp_ask_stale(struct net_interface *interface);
 
 void arp_ask(struct net_interface *interface, uint32_t address);
 void arp_announce(

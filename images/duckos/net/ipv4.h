@@ -32,7 +32,7 @@ void ipv4_receive(struct net_interface *interface, const uint8_t from[6], uint8_
 uint8_t *ipv4_payload(struct net_interface *interface);
 
 /* The MAC that leads to `destination`: a broadcast, a neighbour, or the router. NULL: not known
- * yet, a question was sent. Call it before filling the payload. */
+ * yet, a question was sent, and the payload is lost (see arp_find). */
 const uint8_t *ipv4_route(struct net_interface *interface, uint32_t destination);
 
 bool ipv4_send(struct net_interface *interface, const uint8_t to_mac[6], uint32_t destination,

@@ -235,6 +235,7 @@ unsigned net_poll(net_udp_handler *handler) {
         interface->sending = NULL; /* a buffer lent before is lent no more */
         if (tick_now) any_link |= tick(interface);
         if (interface->nic->broken) continue;
+        arp_ask_stale(interface);
         seen += receive_burst(interface);
         if (interface->nic->link) dhcp_tick(interface);
     }
