@@ -49,6 +49,19 @@ def test_session_parts(program: Path, seed: int) -> None:
     assert done.stdout.startswith("fine")
 
 
+def test_rest_beside_a_session(tmp_path: Path) -> None:
+    """The main loop rests exactly when no core 0 has work and nothing is to be told."""
+    target = tmp_path / "cores"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", *WARNINGS, *INCLUDES]
+    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    command += ["-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections"]
+    command += [str(HERE / "test_session_cores.c"), str(SESSION / "cores.c")]
+    subprocess.run([*command, "-o", str(target)], check=True)
+    done = subprocess.run([target], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "fine\n"
+
+
 def test_stub_is_self_contained(tmp_path: Path) -> None:
     """The ring-3 code is copied to another address: it has no relocation and no other section."""
     target = tmp_path / "stub.o"

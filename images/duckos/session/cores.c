@@ -220,11 +220,16 @@ bool cores_enter(void) {
     return true;
 }
 
-bool cores_step(void) {
-    struct session_core *core = &session.core[0];
+/* For CPU 0 in ring 3. Only a waiting core has a word to look at. */
+static bool has_work(const struct session_core *core) {
     if (!session.entered || is_over() || core->cpu != 0 || core->state == SESSION_CORE_DONE)
         return false;
-    if (core->state == SESSION_CORE_WAITING && !must_go_on(core)) return false;
+    return core->state != SESSION_CORE_WAITING || must_go_on(core);
+}
+
+bool cores_step(void) {
+    struct session_core *core = &session.core[0];
+    if (!has_work(core)) return false;
     timer_interrupt_at(timer_now_ns() + SESSION_SLICE_NS);
     if (core->ring.full) cpu_state_restore(vectors);
     bool goes_on = visit(core);
@@ -237,13 +242,11 @@ bool cores_step(void) {
 }
 
 bool cores_are_quiet(void) {
-    const struct session_core *core = &session.core[0];
     if (!session.entered) return true;
     uint32_t completed = __atomic_load_n(&session.mailbox->call_completed, __ATOMIC_SEQ_CST);
     bool news = completed != session.seen_completed || (is_over() && !session.verdict_told);
     session.seen_completed = completed;
-    bool waits = core->cpu != 0 || core->state == SESSION_CORE_DONE || !must_go_on(core);
-    return waits && !news;
+    return !news && !has_work(&session.core[0]);
 }
 
 void cores_wake(void) {
