@@ -6,19 +6,16 @@
 // packet is a heap block of its exact size. After each step no result is longer than the session
 // allows, and nothing was written behind a result's room. Linked with replay_inputs.c it runs
 // inputs from files. Steps are one byte (what, and whose) and what that needs, little-endian.
-#include "domain.h"
 #include "dpdk/frame.h"
+#include "script_domain.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <deque>
 
 using namespace duckhost;
 
 namespace {
 
-constexpr uint32_t kDucks = 2;
+constexpr uint32_t kDucks = ScriptDomain::kDucksMax;
 constexpr uint32_t kStepsMax = 64;
 constexpr uint32_t kCallBytesMax = 4000, kResultBytesMax = 6000, kResultRoom = 8192;
 constexpr uint32_t kWriteBytesMax = 300000;
@@ -47,12 +44,6 @@ struct PacketFields {
     uint16_t reserved;
 };
 static_assert(sizeof(PacketFields) == 24, "no holes");
-
-void require(bool is_fine, const char *what) {
-    if (is_fine) return;
-    std::fprintf(stderr, "not true: %s\n", what);
-    std::abort();
-}
 
 class Input {
   public:
@@ -86,96 +77,10 @@ class Input {
     size_t left_;
 };
 
-// What ducks send lies in a queue; what is sent to them is looked at and dropped.
-class ScriptPort final : public Port {
+class Script : private ScriptDomain {
   public:
-    ~ScriptPort() override { std::free(current_); }
-    uint8_t *transmit_buffer() override {
-        std::free(out_);
-        return out_ = static_cast<uint8_t *>(std::malloc(kPacketRoom));
-    }
-    void transmit(uint32_t bytes, const Peer *, size_t) override {
-        duck_packet_header header;
-        require(duck_packet_check(out_, bytes, &header) == DUCK_CHECK_OK, "packets sent are right");
-        std::free(out_);
-        out_ = nullptr;
-    }
-    void flush() override {}
-    size_t receive(ReceivedPacket *out, size_t count_max) override {
-        std::free(current_);
-        current_ = nullptr;
-        if (count_max == 0 || !has_packet_) return 0;
-        has_packet_ = false;
-        current_ = static_cast<uint8_t *>(std::malloc(std::max<size_t>(packet_.size(), 1)));
-        std::copy(packet_.begin(), packet_.end(), current_);
-        *out = {current_, static_cast<uint32_t>(packet_.size()), from_};
-        return 1;
-    }
-    unsigned wait(uint64_t, unsigned) override { return 0; }
-    void wake() override {}
-    bool refused(Peer *) override { return false; }
-    bool is_shareable() const override { return true; }
-    const PortCounters &counters() const override { return counters_; }
-
-    void put(std::vector<uint8_t> packet, Peer from) {
-        packet_ = std::move(packet);
-        from_ = from;
-        has_packet_ = true;
-    }
-
-  private:
-    uint8_t *out_ = nullptr, *current_ = nullptr;
-    std::vector<uint8_t> packet_;
-    Peer from_;
-    bool has_packet_ = false;
-    PortCounters counters_;
-};
-
-const FleetKey &fleet_key() {
-    static FleetKey key;
-    if (key.private_key[0] == 0) {
-        key.private_key[0] = 1;
-        require(duck_fleet_public(key.private_key, key.public_key), "a fleet's key");
-    }
-    return key;
-}
-
-duckhost_options options() {
-    duckhost_options set{};
-    set.silence_ms = set.call_ms = 3000;
-    set.request_retry_us = set.query_us = 2000;
-    set.retry_us_max = 100000;
-    set.nack_us = 300;
-    set.ping_ms = 1000;
-    set.bulk_chunk_bytes = 65536;
-    set.bulk_chunks_max = 8;
-    set.rekey_ms = 3600000;
-    set.rekey_packets = UINT32_C(1) << 31;
-    return set;
-}
-
-class Script {
-  public:
-    Script() : domain_(config(), options(), fleet_key(), board_) {
-        for (uint32_t i = 0; i < kDucks; i++) {
-            duckhost_duck duck{};
-            std::snprintf(duck.name, sizeof duck.name, "d%02u", i + 1);
-            std::snprintf(duck.address, sizeof duck.address, "10.0.0.%u", i + 1);
-            domain_.add_duck(duck, i, peer(i));
-        }
-        auto port = std::make_unique<ScriptPort>();
-        port_ = port.get();
-        duckhost_error error;
-        domain_.set_shared(true, false);
-        require(domain_.use(std::move(port), &error) == DUCKHOST_OK, "the domain has its port");
-        for (uint32_t i = 0; i < kDucks; i++) attach(*domain_.links()[i], i);
-        ForgetCallsOp op;
-        op.result_bytes_max = kResultBytesMax;
-        domain_.post(&op);
-        domain_.help();
-        require(board_.prepare((1u << kDucks) - 1, kCallBytesMax, kResultBytesMax), "memory");
-    }
-    ~Script() { domain_.stop(); }
+    Script() : ScriptDomain(kDucks, kCallBytesMax, kResultBytesMax) {}
+    ~Script() { domain_.stop(); } // finishes every op before it goes
 
     bool step(Input &input) {
         uint8_t what;
@@ -187,27 +92,6 @@ class Script {
     }
 
   private:
-    static duckhost_domain config() {
-        duckhost_domain domain{};
-        std::snprintf(domain.name, sizeof domain.name, "fuzz");
-        domain.mtu = 1500;
-        return domain;
-    }
-    static Peer peer(uint32_t duck) { return {0x0100000au + (duck << 24), 7211}; }
-
-    // As after a handshake, with keys that are known here.
-    void attach(Link &link, uint32_t duck) {
-        link.session = 1000 + duck;
-        link.boot_id = 1;
-        link.status.attached.set(1);
-        link.status.heard_ns.set(now_ns());
-        const uint8_t raw[16] = {static_cast<uint8_t>(duck + 1)};
-        duck_seal_key_set(&link.to_duck, raw, DUCK_KEY_SESSION, DUCK_TO_DUCK);
-        duck_seal_key_set(&link.to_host[0], raw, DUCK_KEY_SESSION, DUCK_TO_HOST);
-        duck_seal_key_set(&sealing_[duck], raw, DUCK_KEY_SESSION, DUCK_TO_HOST);
-        link.ping_next_ns = now_ns();
-    }
-
     bool act(Input &input, Step step, uint32_t whose) {
         const uint32_t duck = whose % kDucks;
         Link &link = *domain_.links()[duck];
@@ -250,18 +134,9 @@ class Script {
         return true;
     }
 
-    void seal(duck_packet_header header, const std::vector<uint8_t> &payload, duck_seal_key *key,
-              uint32_t duck) {
-        header.magic = DUCK_WIRE_MAGIC;
-        header.version = DUCK_WIRE_VERSION;
-        header.key = key == nullptr ? DUCK_KEY_CLEAR : DUCK_KEY_SESSION;
-        header.payload_bytes = static_cast<uint16_t>(payload.size());
-        std::vector<uint8_t> packet(sizeof header + payload.size());
-        std::memcpy(packet.data(), &header, sizeof header);
-        if (!payload.empty())
-            std::memcpy(packet.data() + sizeof header, payload.data(), payload.size());
-        if (key != nullptr) duck_seal(key, packet.data(), packet.size());
-        port_->put(std::move(packet), peer(duck));
+    void seal(const duck_packet_header &header, const std::vector<uint8_t> &payload,
+              duck_seal_key *key, uint32_t duck) {
+        port_->put(sealed(header, payload, key), peer(duck));
     }
 
     struct Request {
@@ -319,19 +194,7 @@ class Script {
     bool call(Input &input) {
         uint16_t bytes;
         if (!input.take(&bytes)) return false;
-        CallSlot *slot = board_.find_free();
-        const uint32_t number = board_.published.load() + 1;
-        if (slot == nullptr || !board_.has_credit(number)) return true;
-        slot->number = number;
-        slot->is_released = false;
-        slot->bytes = bytes % (kCallBytesMax + 1);
-        slot->submit_ns = now_ns();
-        slot->sent_ns.store(0);
-        slot->has_failed.store(0);
-        for (CallPart &part : slot->part) part.state.store(CallPart::waiting);
-        slot->open_parts.store(kDucks);
-        board_.place(*slot);
-        board_.published.store(number);
+        ScriptDomain::call(bytes % (kCallBytesMax + 1));
         return true;
     }
 
@@ -422,13 +285,9 @@ class Script {
         }
     }
 
-    CallBoard board_;
     std::deque<Request> requests_;
     std::deque<Write> writes_;
     std::deque<HelloOp> hellos_;
-    ScriptPort *port_ = nullptr;
-    duck_seal_key sealing_[kDucks];
-    Domain domain_; // ends first: it finishes every op
 };
 
 } // namespace
