@@ -86,6 +86,8 @@ uint32_t DomainCalls::sent_fragments(Domain &domain, uint32_t number) const {
 
 void LinkCalls::prepare(uint32_t result_bytes_max, uint16_t stride) {
     result_bytes_max_ = result_bytes_max;
+    floor_epoch_ = UINT32_MAX;
+    floor_counter_ = UINT64_MAX;
     for (LinkCall &call : call_) {
         call.is_active = false;
         call.bitmap.assign(duck_fragment_count(result_bytes_max, stride) / 64 + 1, 0);

@@ -28,8 +28,17 @@ struct LinkCall {
 
 class LinkCalls {
   public:
-    // Takes the memory for results of this size. Control path.
+    // Takes the memory for results of this size; until open() there is no session. Control path.
     void prepare(uint32_t result_bytes_max, uint16_t stride);
+    // The duck has answered OPEN by a packet of this epoch and counter.
+    void open(uint32_t epoch, uint64_t counter) {
+        floor_epoch_ = epoch;
+        floor_counter_ = counter;
+    }
+    // Sealed no later than that: of an earlier compute session.
+    bool is_stale(uint32_t epoch, uint64_t counter) const {
+        return epoch != floor_epoch_ ? epoch < floor_epoch_ : counter <= floor_counter_;
+    }
     void start(Domain &domain, Link &link, uint32_t number);
     void note_sent(Domain &domain, uint32_t number);
     bool is_active(uint32_t number) { return active(number) != nullptr; }
@@ -52,6 +61,8 @@ class LinkCalls {
     void send_nack(Domain &domain, Link &link, LinkCall &call);
 
     uint32_t result_bytes_max_ = 0;
+    uint32_t floor_epoch_ = UINT32_MAX; // these two: everything is stale
+    uint64_t floor_counter_ = UINT64_MAX;
     uint64_t usual_ns_ = 0; // how long calls take here, smoothed
     LinkCall call_[kCallsInFlight];
 };

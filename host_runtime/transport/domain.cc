@@ -224,11 +224,8 @@ void Domain::take(const ReceivedPacket &packet) {
 // Under the newest key or the one before it.
 duck_check Domain::open_packet(Link &link, const duck_packet_header &header,
                                const ReceivedPacket &packet) {
-    uint32_t epoch = link.epoch;
-    if (static_cast<uint8_t>(epoch) != header.epoch) {
-        if (epoch == 0 || static_cast<uint8_t>(epoch - 1) != header.epoch) return DUCK_CHECK_MAC;
-        epoch--;
-    }
+    const uint32_t epoch = link.whole_epoch(header.epoch);
+    if (epoch > link.epoch || link.epoch - epoch > 1) return DUCK_CHECK_MAC;
     return duck_open_sealed(&link.to_host[epoch % 2], &link.window[epoch % 2], packet.data,
                             packet.bytes);
 }
@@ -283,7 +280,16 @@ static bool read_nack(Link &link, const duck_packet_header &header, const uint8_
     return is_fine;
 }
 
+// What a duck says about calls: their numbers begin anew with each compute session.
+static bool is_about_calls(uint8_t type) {
+    return type == DUCK_MSG_RESULT || type == DUCK_MSG_FAULT || type == DUCK_MSG_NACK ||
+           type == DUCK_MSG_BUSY;
+}
+
 void Domain::dispatch(Link &link, const duck_packet_header &header, const uint8_t *payload) {
+    if (is_about_calls(header.type) &&
+        link.calls.is_stale(link.whole_epoch(header.epoch), header.counter))
+        return link.status.dropped_session.add();
     duck_nack nack;
     duck_fault fault;
     duck_done done;

@@ -105,6 +105,8 @@ struct Link {
     bool sent_wrong_seals = false; // something there has another key
 
     bool is_attached() const { return session != 0; }
+    // What an epoch modulo 256 stands for, in a packet under the newest keys or those before.
+    uint32_t whole_epoch(uint8_t told) const { return epoch - static_cast<uint8_t>(epoch - told); }
 };
 
 } // namespace duckhost

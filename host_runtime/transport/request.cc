@@ -19,6 +19,12 @@ bool is_reply_to(uint8_t request, uint8_t reply) {
     return answers_itself && reply == request;
 }
 
+uint32_t status_of_done(const uint8_t *payload) {
+    uint32_t status;
+    std::memcpy(&status, payload + offsetof(duck_done, status), sizeof status);
+    return status;
+}
+
 } // namespace
 
 void Domain::start_request(Link &link, RequestOp *op) {
@@ -107,6 +113,8 @@ void Domain::take_reply(Link &link, const duck_packet_header &header, const uint
         }
         op->reply_bytes = whole_bytes;
         op->reply_type = header.type;
+        if (op->type == DUCK_MSG_OPEN && is_done && status_of_done(payload) == DUCK_OK)
+            link.calls.open(link.whole_epoch(header.epoch), header.counter);
         return finish_request(link, request);
     }
     // A reply to a repetition whose first answer was already taken: nothing to do.

@@ -79,7 +79,9 @@ class Input {
 
 class Script : private ScriptDomain {
   public:
-    Script() : ScriptDomain(kDucks, kCallBytesMax, kResultBytesMax) {}
+    Script() : ScriptDomain(kDucks, kCallBytesMax, kResultBytesMax) {
+        for (const auto &link : domain_.links()) link->calls.open(0, 0);
+    }
     ~Script() { domain_.stop(); } // finishes every op before it goes
 
     bool step(Input &input) {

@@ -73,6 +73,15 @@ def test_sanitizers_find_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["earlier_session", "keys_change"])
+def test_one_duck(tmp_path: Path, sanitized_objects: SanitizedObjects, name: str) -> None:
+    """one_duck.cc: what a session takes as its own, and limits, without any other thread."""
+    program = build_sanitized("one_duck", tmp_path, "address,undefined", sanitized_objects)
+    done = subprocess.run([program, name], capture_output=True, text=True, timeout=RUN_S_MAX)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_kept_inputs(tmp_path: Path, sanitized_objects: SanitizedObjects) -> None:
     """What long runs of tests/tools/fuzz.sh found worth keeping: lies of ducks, and frames."""
     flags = sanitizer_flags("address,undefined")

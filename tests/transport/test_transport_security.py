@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from transport_kit import (
+    CRASH,
     call,
     factor_of,
     library,
     load,
+    message,
     open_request,
     running_shelf,
     scale_call,
     scaled_sum,
+    submit,
+    wait_sum,
     wait_until,
 )
 
@@ -28,6 +32,7 @@ from host_runtime.transport import (
     DomainEndpoint,
     DomainStats,
     DuckEndpoint,
+    DuckFaultError,
     DuckLinkStatus,
     Transport,
     TransportOptions,
@@ -38,7 +43,8 @@ MAC_AT = 40  # in the packet header
 
 
 class Relay:
-    """A wire between host and duck that keeps a copy of everything."""
+    """A wire between host and duck that keeps a copy of everything. What ``holds`` is true of is
+    kept from the host."""
 
     def __init__(self, duck_port: int) -> None:
         self._host_side = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -49,6 +55,8 @@ class Relay:
         self.host: tuple[str, int] | None = None
         self.to_host: list[bytes] = []
         self.to_duck: list[bytes] = []
+        self.holds: Callable[[bytes], bool] = lambda _: False
+        self.held: list[bytes] = []
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -64,7 +72,10 @@ class Relay:
                 packet = self._duck_side.recv(65536)
                 self.to_host.append(packet)
                 assert self.host is not None
-                self._host_side.sendto(packet, self.host)
+                if self.holds(packet):
+                    self.held.append(packet)
+                else:
+                    self._host_side.sendto(packet, self.host)
 
     def inject(self, packet: bytes) -> None:
         """To the host, from the duck's address as the host sees it."""
@@ -228,3 +239,41 @@ def test_packets_of_an_ended_session(wired: tuple[Relay, Transport]) -> None:
     for packet in old:
         relay.inject(packet)
     wait_until(lambda: transport.duck_status(0).dropped_session == before + len(old), 5, "counted")
+
+
+def first_is_late(relay: Relay, kind: wire.MessageType) -> None:
+    """The first packet of this type stays on the wire; the duck sends it again when asked."""
+    relay.held.clear()
+    relay.holds = lambda packet: packet[5] == kind and not relay.held
+
+
+def test_a_late_result_of_an_earlier_compute_session(wired: tuple[Relay, Transport]) -> None:
+    """It has a call's number of the open session, too: calls count from 1 after each OPEN."""
+    relay, transport = wired
+    transport.session_open([0], open_request(), 10_000)
+    first_is_late(relay, wire.MessageType.RESULT)
+    values = np.arange(100, dtype=np.float32)
+    np.testing.assert_array_equal(call(transport, scale_call(values), 100), scaled_sum(values, [0]))
+    late = relay.held.copy()
+    assert len(late) == 1
+    transport.session_open([0], open_request(), 10_000)
+    before = transport.duck_status(0).dropped_session
+    relay.holds = lambda packet: packet[5] == wire.MessageType.RESULT
+    ticket = submit(transport, scale_call(values + 1))
+    wait_until(lambda: len(relay.held) > 1, 5, "the duck has answered the open session's call")
+    relay.inject(late[0])
+    relay.holds = lambda _: False
+    result = wait_sum(transport, ticket, 100)
+    np.testing.assert_array_equal(result, scaled_sum(values + 1, [0]))
+    assert transport.duck_status(0).dropped_session == before + 1
+
+
+def test_a_late_fault_of_an_earlier_compute_session(wired: tuple[Relay, Transport]) -> None:
+    """What ended that session does not end this one."""
+    relay, transport = wired
+    first_is_late(relay, wire.MessageType.FAULT)
+    with pytest.raises(DuckFaultError):
+        call(transport, message(CRASH), 100)
+    transport.session_open([0], open_request(), 10_000)
+    assert len(relay.held) == 1
+    expect_drops(wired, relay.held, lambda duck, _: duck.dropped_session)
