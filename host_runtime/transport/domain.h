@@ -156,9 +156,13 @@ class Domain {
     // request.cc
     void start_request(Link &link, RequestOp *op);
     void send_request(Link &link, RequestState &request);
+    uint64_t limit_of(const Link &link, const RequestOp &op) const;
+    bool reaches_limit(const Link &link, RequestOp &op, const char *missed);
+    uint64_t queue_timer(Link &link);
     uint64_t request_timer(Link &link);
     void take_reply(Link &link, const duck_packet_header &header, const uint8_t *payload);
     void finish_request(Link &link, RequestState &request);
+    void end_request(Link &link, RequestOp *op);
     void fail_requests(Link &link, duckhost_code code, const char *reason);
 
     duckhost_domain config_;

@@ -56,34 +56,53 @@ void Domain::send_request(Link &link, RequestState &request) {
     if (request.backoff_ns > backoff_ns_max) request.backoff_ns = backoff_ns_max;
 }
 
-uint64_t Domain::request_timer(Link &link) {
+uint64_t Domain::limit_of(const Link &link, const RequestOp &op) const {
+    return std::min(op.deadline_ns, silent_since(link, op.start_ns) + op.silence_ns);
+}
+
+// True when one of its limits is reached: its error is filled in.
+bool Domain::reaches_limit(const Link &link, RequestOp &op, const char *missed) {
+    if (now_ < limit_of(link, op)) return false;
+    const char *what = message_type_text(op.type);
+    const uint64_t silent_ns = elapsed_ns(now_, silent_since(link, op.start_ns));
+    if (silent_ns >= op.silence_ns)
+        fail_silent(link, &op.error, silent_ns, what);
+    else
+        fail(&op.error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
+             "%s (%s) is alive, but did not %s %s within %.1f s", link.name, link.address_text,
+             missed, what, static_cast<double>(op.deadline_ns - op.start_ns) * 1e-9);
+    return true;
+}
+
+// Those that wait behind others have the same limits.
+uint64_t Domain::queue_timer(Link &link) {
     uint64_t next = kNever;
+    OpList waiting;
+    while (!link.request_queue.empty()) {
+        auto *op = static_cast<RequestOp *>(link.request_queue.pop());
+        if (reaches_limit(link, *op, "come to")) {
+            end_request(link, op);
+            continue;
+        }
+        next = std::min(next, limit_of(link, *op));
+        waiting.push(op);
+    }
+    link.request_queue = waiting;
+    return next;
+}
+
+uint64_t Domain::request_timer(Link &link) {
+    uint64_t next = queue_timer(link);
     for (RequestState &request : link.request) {
-        RequestOp *op = request.op;
-        if (op == nullptr) continue;
-        const uint64_t since_ns = silent_since(link, op->start_ns);
-        const char *what = message_type_text(op->type);
-        const uint64_t silent_ns = elapsed_ns(now_, since_ns);
-        if (silent_ns >= op->silence_ns) {
-            fail_silent(link, &op->error, silent_ns, what);
+        // The next one that waits takes the place of one that is over.
+        while (request.op != nullptr && reaches_limit(link, *request.op, "finish"))
             finish_request(link, request);
-            continue;
-        }
-        if (now_ >= op->deadline_ns) {
-            fail(&op->error, DUCKHOST_ERR_DEADLINE, static_cast<int>(link.index),
-                 "%s (%s) is alive, but did not finish %s within %.1f s", link.name,
-                 link.address_text, what,
-                 static_cast<double>(op->deadline_ns - op->start_ns) * 1e-9);
-            finish_request(link, request);
-            continue;
-        }
+        if (request.op == nullptr) continue;
         if (now_ >= request.next_ns) {
             link.status.requests_resent.add();
             send_request(link, request);
         }
-        const uint64_t due[] = {request.next_ns, op->deadline_ns, since_ns + op->silence_ns};
-        for (uint64_t time : due)
-            if (time < next) next = time;
+        next = std::min({next, request.next_ns, limit_of(link, *request.op)});
     }
     return next;
 }
@@ -123,11 +142,15 @@ void Domain::take_reply(Link &link, const duck_packet_header &header, const uint
 void Domain::finish_request(Link &link, RequestState &request) {
     RequestOp *op = request.op;
     request.op = nullptr;
+    end_request(link, op);
+    if (!link.request_queue.empty())
+        start_request(link, static_cast<RequestOp *>(link.request_queue.pop()));
+}
+
+void Domain::end_request(Link &link, RequestOp *op) {
     op->finish();
     if (link.domain_key.request.has_value() && op == &*link.domain_key.request)
         domain_key_given(link);
-    if (!link.request_queue.empty())
-        start_request(link, static_cast<RequestOp *>(link.request_queue.pop()));
 }
 
 void Domain::fail_requests(Link &link, duckhost_code code, const char *reason) {

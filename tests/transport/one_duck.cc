@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One duck of a domain without threads: what it sealed before a compute session began.
+// One duck of a domain without threads: what it sealed before a compute session began, and the
+// limits of requests that wait behind others.
 //     one_duck NAME        runs one check; prints what was not true
 #include "script_domain.h"
 
@@ -116,6 +117,12 @@ class OneDuck : private ScriptDomain {
         domain_.post(op);
         turn();
     }
+    bool is_asked(const Request &request) {
+        for (const RequestState &place : link().request)
+            if (place.op == &request.op) return true;
+        return false;
+    }
+
   private:
     std::deque<Request> requests_;
 };
@@ -175,12 +182,51 @@ void check_keys_change() {
     }
 }
 
+void check_waiting_requests() {
+    OneDuck duck;
+    for (size_t i = 0; i < kRequestsMax; i++) duck.ask(DUCK_MSG_COMMIT, 60 * kSecond);
+    Request &late = duck.ask(DUCK_MSG_STATS, 0);
+    Request &patient = duck.ask(DUCK_MSG_STATS, 60 * kSecond);
+    Request &silent = duck.ask(DUCK_MSG_STATS, 60 * kSecond, 0);
+    DomainKeyOp key(0);
+    key.deadline_ns = now_ns();
+    duck.post(&key);
+    duck.stop(); // what still waits is told that
+    require(late.op.wait() == DUCKHOST_ERR_DEADLINE, "its time was over while it waited");
+    require(std::strstr(late.op.error.text, "d01 (10.0.0.1:0) is alive") != nullptr, "by name");
+    require(silent.op.wait() == DUCKHOST_ERR_UNREACHABLE, "silence counts, too");
+    require(key.wait() == DUCKHOST_ERR_DEADLINE, "and who waits for a key is told");
+    require(patient.op.wait() == DUCKHOST_ERR_CLOSED, "what has time goes on");
+}
+
+// Those whose time is over leave the queue to the others, in their order.
+void check_turns_of_requests() {
+    OneDuck duck;
+    std::deque<Request *> first;
+    for (size_t i = 0; i < kRequestsMax; i++)
+        first.push_back(&duck.ask(DUCK_MSG_COMMIT, 60 * kSecond));
+    Request &second = duck.ask(DUCK_MSG_STATS, 60 * kSecond);
+    Request &late = duck.ask(DUCK_MSG_STATS, 0);
+    Request &third = duck.ask(DUCK_MSG_STATS, 60 * kSecond);
+    const uint32_t asked = duck.link().request_sequence;
+    for (const Request *next : {&second, &third}) {
+        require(!duck.is_asked(*next), "four are with the duck");
+        duck.arrive(duck.done());
+        require(duck.is_asked(*next), "the one that waits longest is next");
+    }
+    require(duck.link().request_sequence == asked + 2, "no other one was asked");
+    require(first.back()->op.wait() == DUCKHOST_OK && second.op.wait() == DUCKHOST_OK, "answered");
+    require(late.op.wait() == DUCKHOST_ERR_DEADLINE, "its time was over");
+}
+
 } // namespace
 
 int main(int count, char **words) {
     const std::map<std::string, std::function<void()>> checks = {
         {"earlier_session", check_earlier_session},
-        {"keys_change", check_keys_change}};
+        {"keys_change", check_keys_change},
+        {"waiting_requests", check_waiting_requests},
+        {"turns_of_requests", check_turns_of_requests}};
     require(count == 2, "usage: one_duck NAME");
     const auto found = checks.find(words[1]);
     require(found != checks.end(), "there is a check of this name");

@@ -73,7 +73,9 @@ def test_sanitizers_find_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["earlier_session", "keys_change"])
+@pytest.mark.parametrize(
+    "name", ["earlier_session", "keys_change", "waiting_requests", "turns_of_requests"]
+)
 def test_one_duck(tmp_path: Path, sanitized_objects: SanitizedObjects, name: str) -> None:
     """one_duck.cc: what a session takes as its own, and limits, without any other thread."""
     program = build_sanitized("one_duck", tmp_path, "address,undefined", sanitized_objects)
