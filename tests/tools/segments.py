@@ -106,6 +106,11 @@ class Segments:
             ip("-n", namespace, "link", "set", "eth0", "gso_max_segs", "1")
         return namespace, address
 
+    def change_card(self, domain: int, number: int) -> None:
+        """The duck's card is another one: its kernel tells nobody."""
+        namespace = self._name_of(f"d{domain}{number}")
+        ip("-n", namespace, "link", "set", "eth0", "address", f"02:00:00:00:88:{number:02x}")
+
     def plug_in(self, nic: str, domain: int) -> None:
         """An interface of the switch namespace that carries somebody else's frames. It gets an
         address of its own: what a bridge's ports are addressed by, the bridge keeps to itself."""
@@ -174,8 +179,11 @@ class Segments:
         for name in self._names:
             ip("netns", "del", name)
 
+    def _name_of(self, role: str) -> str:
+        return f"duck{self._mark}-{role}"
+
     def _namespace(self, role: str) -> str:
-        name = f"duck{self._mark}-{role}"
+        name = self._name_of(role)
         ip("netns", "add", name)
         self._names.append(name)
         ip("-n", name, "link", "set", "lo", "up")

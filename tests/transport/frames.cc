@@ -5,7 +5,7 @@
 // the exact size, under the sanitizers).
 //
 //     frames SEED SECONDS
-#include <dpdk/frame.h>
+#include <dpdk/neighbours.h>
 
 #include <arpa/inet.h>
 #include <cstdio>
@@ -89,7 +89,57 @@ void check_arp(const Peer &self, const Peer &other) {
     require(parse(frame, other).kind == Frame::foreign, "a question for another one is not ours");
     build_arp_reply(frame.data(), kOtherMac, other.address, kOwnMac, self.address);
     parsed = parse(frame, self);
-    require(parsed.kind == Frame::arp_reply && parsed.mac == kOtherMac, "an answer is known");
+    require(parsed.kind == Frame::arp_told && parsed.mac == kOtherMac, "an answer is known");
+}
+
+// Sent to all by who begins to use an address: a question for it, or an answer to nobody.
+void check_announcements(const Peer &self, const Peer &other) {
+    std::vector<uint8_t> frame(kArpFrameBytes);
+    const auto is_told = [&](uint32_t sender, uint32_t target, bool by_reply) {
+        if (by_reply)
+            build_arp_reply(frame.data(), kOtherMac, sender, kBroadcastMac, target);
+        else
+            build_arp_request(frame.data(), kOtherMac, sender, target);
+        const ParsedFrame parsed = parse(frame, self);
+        require(parsed.mac == kOtherMac && parsed.from.address == sender, "whose it is");
+        return parsed.kind == Frame::arp_told;
+    };
+    for (const bool by_reply : {false, true}) {
+        require(is_told(other.address, other.address, by_reply), "an announcement tells");
+        require(!is_told(0, other.address, by_reply), "a probe does not");
+        require(!is_told(other.address, peer("10.21.1.12", 1).address, by_reply), "nor do others");
+    }
+    require(!is_told(self.address, self.address, false), "our own address is not told but asked");
+}
+
+// A MAC that is known is used while it is asked for again.
+void check_neighbours(const Peer &other) {
+    Neighbours neighbours;
+    uint64_t now = 5 * kArpRefresh;
+    bool asks = false;
+    neighbours.learn(other.address, kOtherMac);
+    require(neighbours.find(other.address, now, &asks) == nullptr && asks,
+            "who was never sent anything is no neighbour, and is asked for when he is");
+    require(neighbours.find(other.address, now + kArpRetry - 1, &asks) == nullptr && !asks,
+            "an answer gets its time");
+    now += kArpRetry;
+    require(neighbours.find(other.address, now, &asks) == nullptr && asks, "then: asked again");
+    neighbours.learn(other.address, kOtherMac);
+    const MacAddress *mac = neighbours.find(other.address, now + kArpRefresh - 1, &asks);
+    require(mac != nullptr && *mac == kOtherMac && !asks, "known, and asked a moment ago");
+    for (int i = 0; i < 3; i++) { // nobody answers
+        now += kArpRefresh;
+        mac = neighbours.find(other.address, now, &asks);
+        require(mac != nullptr && *mac == kOtherMac && asks, "used on, and asked for again");
+        mac = neighbours.find(other.address, now + kArpRefresh - 1, &asks);
+        require(mac != nullptr && *mac == kOtherMac && !asks, "not more than once a second");
+    }
+    neighbours.learn(other.address, kOwnMac);
+    mac = neighbours.find(other.address, now, &asks);
+    require(mac != nullptr && *mac == kOwnMac, "what is told last counts");
+    for (uint32_t i = 1; i < kNeighboursMax; i++)
+        require(neighbours.find(other.address + i, now, &asks) == nullptr && asks, "there is room");
+    require(neighbours.find(1, now, &asks) == nullptr && !asks, "there is no more room");
 }
 
 void check_random(const Peer &self, const Peer &other, std::minstd_rand &random) {
@@ -117,6 +167,8 @@ int main(int count, char **words) {
     check_udp(self, other);
     check_damage(self, other);
     check_arp(self, other);
+    check_announcements(self, other);
+    check_neighbours(other);
     const time_t end = time(nullptr) + std::atol(words[2]);
     unsigned long frames = 0;
     do {

@@ -99,6 +99,21 @@ def test_a_link_goes_and_comes_back(tmp_path: Path, echo_kernel: bytes) -> None:
             check_call(transport, [0, 1])
 
 
+@pytest.mark.slow
+def test_a_duck_gets_another_card(tmp_path: Path, echo_kernel: bytes) -> None:
+    """The same address at another MAC that nobody announces: the session goes on."""
+    with running_segments(tmp_path, echo_kernel, 1500, 1, 1, device=AF_PACKET) as (segments, shelf):
+        shelf.call_addresses.clear()
+        with segments.in_host():
+            transport = shelf.transport()
+        with transport:
+            load_all(transport, shelf)
+            transport.session_open([0], open_request(), OPEN_MS)
+            check_call(transport, [0])
+            segments.change_card(0, 0)
+            check_call(transport, [0])
+
+
 def answers(transport: Transport, duck: int) -> bool:
     try:
         transport.hello(duck, 300)

@@ -15,7 +15,8 @@ SEED, SECONDS = 7, 2
 def test_frames(tmp_path: Path) -> None:
     """Right ones are read as they were built; no other one is, and none is read beyond its end."""
     flags = sanitizer_flags("address,undefined")
-    sources = [Path(__file__).with_name("frames.cc"), FOLDER / "dpdk" / "frame.cc"]
+    parts = [FOLDER / "dpdk" / name for name in ("frame.cc", "neighbours.cc")]
+    sources = [Path(__file__).with_name("frames.cc"), *parts]
     program = link(tmp_path, "frames", flags, compile_all(sources, tmp_path, flags))
     command = [str(program), str(SEED), str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

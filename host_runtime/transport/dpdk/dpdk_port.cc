@@ -5,7 +5,7 @@
 // answered and asked here, since no kernel stands behind the device.
 #include "dpdk_port.h"
 
-#include "frame.h"
+#include "neighbours.h"
 
 #include <rte_bus_pci.h>
 #include <rte_dev.h>
@@ -34,8 +34,8 @@ constexpr uint16_t kDescriptors = 1024;
 constexpr uint32_t kMbufs = 4095; // of one port: both rings, what is queued here, caches
 constexpr uint32_t kMbufCache = 128;
 constexpr size_t kQueueMax = 512; // packets queued here for the NIC
-constexpr size_t kNeighboursMax = 128;
-constexpr uint64_t kArpRetry = 10 * kMillisecond;
+// One transmit() queues at most: a packet to each duck, and a question for its MAC.
+constexpr size_t kQueuedAtOnce = 2 * DUCKHOST_DUCKS_MAX;
 constexpr uint64_t kNap = 50 * kMicrosecond; // wait(): a NIC queue has no bell here
 constexpr uint64_t kLinkLook = 20 * kMillisecond;
 constexpr uint64_t kStatsPeriod = 500 * kMillisecond;
@@ -84,13 +84,6 @@ int start_eal() {
 
 // ---- the port -----------------------------------------------------------------------------------
 
-struct Neighbour {
-    uint32_t address = 0;
-    MacAddress mac{};
-    bool is_known = false;
-    uint64_t asked_ns = 0;
-};
-
 class DpdkPort final : public Port {
   public:
     DpdkPort(const DpdkPortOptions &options, const std::string &bus, const std::string &name);
@@ -117,9 +110,7 @@ class DpdkPort final : public Port {
   private:
     int configure(const DpdkPortOptions &options, duckhost_error *error);
     void await_link(uint32_t limit_ms) const;
-    Neighbour *neighbour(uint32_t address);
     const MacAddress *resolve(uint32_t address, uint64_t now);
-    void learn(uint32_t address, const MacAddress &mac);
     void send_arp(uint32_t address, const MacAddress *to);
     void enqueue(rte_mbuf *packet, uint32_t bytes, const Peer &peer, const MacAddress &mac);
     void read_stats(uint64_t now);
@@ -137,8 +128,7 @@ class DpdkPort final : public Port {
     size_t queued_ = 0;
     rte_mbuf *received_[kBurst] = {};
     uint16_t received_count_ = 0;
-    Neighbour neighbour_[kNeighboursMax];
-    size_t neighbours_ = 0;
+    Neighbours neighbours_;
     uint64_t stats_ns_ = 0;
     PortCounters counters_;
 };
@@ -240,36 +230,13 @@ void DpdkPort::await_link(uint32_t limit_ms) const {
 
 // ---- neighbours ---------------------------------------------------------------------------------
 
-Neighbour *DpdkPort::neighbour(uint32_t address) {
-    for (size_t i = 0; i < neighbours_; i++)
-        if (neighbour_[i].address == address) return &neighbour_[i];
-    return nullptr;
-}
-
 // Null: not known yet, and asked for; the packet is lost and its repetition will find the answer.
 const MacAddress *DpdkPort::resolve(uint32_t address, uint64_t now) {
     if (address == broadcast_ && broadcast_ != 0) return &kBroadcastMac;
-    Neighbour *found = neighbour(address);
-    if (found == nullptr) {
-        if (neighbours_ == kNeighboursMax) return nullptr;
-        found = &neighbour_[neighbours_++];
-        *found = Neighbour();
-        found->address = address;
-    }
-    if (found->is_known) return &found->mac;
-    if (found->asked_ns == 0 || elapsed_ns(now, found->asked_ns) >= kArpRetry) {
-        found->asked_ns = now;
-        send_arp(address, nullptr);
-    }
-    return nullptr;
-}
-
-// Only for those whom this host speaks to: strangers fill no table.
-void DpdkPort::learn(uint32_t address, const MacAddress &mac) {
-    Neighbour *found = neighbour(address);
-    if (found == nullptr) return;
-    found->mac = mac;
-    found->is_known = true;
+    bool asks = false;
+    const MacAddress *mac = neighbours_.find(address, now, &asks);
+    if (asks) send_arp(address, nullptr);
+    return mac;
 }
 
 void DpdkPort::send_arp(uint32_t address, const MacAddress *to) {
@@ -288,8 +255,8 @@ void DpdkPort::send_arp(uint32_t address, const MacAddress *to) {
 // ---- sending ------------------------------------------------------------------------------------
 
 uint8_t *DpdkPort::transmit_buffer() {
-    if (queued_ + DUCKHOST_DUCKS_MAX > kQueueMax) flush();
-    if (queued_ + DUCKHOST_DUCKS_MAX > kQueueMax) return nullptr;
+    if (queued_ + kQueuedAtOnce > kQueueMax) flush();
+    if (queued_ + kQueuedAtOnce > kQueueMax) return nullptr;
     if (current_ == nullptr) current_ = rte_pktmbuf_alloc(pool_);
     if (current_ == nullptr) return nullptr;
     return rte_pktmbuf_mtod_offset(current_, uint8_t *, kFrameHeaderBytes);
@@ -358,10 +325,10 @@ size_t DpdkPort::receive(ReceivedPacket *out, size_t count_max) {
         const ParsedFrame parsed =
             is_whole ? parse_frame(frame, received_[i]->data_len, self_) : ParsedFrame();
         if (parsed.kind == Frame::arp_request) {
-            learn(parsed.from.address, parsed.mac);
+            neighbours_.learn(parsed.from.address, parsed.mac);
             send_arp(parsed.from.address, &parsed.mac);
-        } else if (parsed.kind == Frame::arp_reply) {
-            learn(parsed.from.address, parsed.mac);
+        } else if (parsed.kind == Frame::arp_told) {
+            neighbours_.learn(parsed.from.address, parsed.mac);
         } else if (parsed.kind == Frame::udp) {
             out[count++] = {frame + parsed.payload_offset, parsed.payload_bytes, parsed.from};
             bytes += parsed.payload_bytes;

@@ -59,9 +59,12 @@ ParsedFrame parse_arp(const uint8_t *arp, uint32_t bytes, const Peer &self) {
     std::memcpy(&parsed.from.address, arp + 14, 4);
     std::memcpy(parsed.mac.data(), arp + 8, 6);
     const uint32_t operation = get16(arp + 6);
-    if (target != self.address) return parsed;
-    if (operation == kArpRequest) parsed.kind = Frame::arp_request;
-    if (operation == kArpReply) parsed.kind = Frame::arp_reply;
+    const bool is_for_us = target == self.address;
+    // RFC 5227: who begins to use an address asks for its own; older systems answer it.
+    const bool is_announced = !is_for_us && target == parsed.from.address;
+    if (operation == kArpRequest && is_for_us) parsed.kind = Frame::arp_request;
+    if (operation == kArpRequest && is_announced) parsed.kind = Frame::arp_told;
+    if (operation == kArpReply && (is_for_us || is_announced)) parsed.kind = Frame::arp_told;
     return parsed;
 }
 

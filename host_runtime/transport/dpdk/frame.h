@@ -22,7 +22,7 @@ constexpr uint32_t kArpFrameBytes = 60; // padded to Ethernet's least
 void build_udp_frame(uint8_t *frame, const MacAddress &from_mac, const MacAddress &to_mac,
                      const Peer &from, const Peer &to, uint32_t payload_bytes);
 
-enum class Frame { foreign, arp_request, arp_reply, udp, damaged };
+enum class Frame { foreign, arp_request, arp_told, udp, damaged };
 
 struct ParsedFrame {
     Frame kind = Frame::foreign;
@@ -31,8 +31,9 @@ struct ParsedFrame {
     uint32_t payload_offset = 0, payload_bytes = 0;
 };
 
-// What a frame of this size is to the owner of `self` (address and port): UDP to its port, or ARP
-// that asks for or tells an address. `damaged`: lengths or the IPv4 checksum are wrong.
+// What a frame of this size is to the owner of `self` (address and port): UDP to its port, ARP that
+// asks for its address, or ARP that tells one: an answer, or somebody's announcement to all.
+// `damaged`: lengths or the IPv4 checksum are wrong.
 ParsedFrame parse_frame(const uint8_t *frame, uint32_t bytes, const Peer &self);
 
 // kArpFrameBytes each.
