@@ -107,13 +107,17 @@ class ChatTokenizer:
         return ids + self.encode_text("".join(run))
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The UTF-8 bytes that one token stands for; they may be part of a character."""
-        return self._bytes_of_id[token_id]
+        """The UTF-8 bytes that one token stands for; they may be part of a character.
+
+        None for ids behind the last token: a model's vocabulary may be padded, and random weights
+        or a high temperature do choose such ids.
+        """
+        return self._bytes_of_id[token_id] if token_id < self.size else b""
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
         """Text of a whole sequence; control tokens are left out unless kept."""
         kept = (i for i in ids if keep_control or i not in self.control_ids)
-        return b"".join(self._bytes_of_id[i] for i in kept).decode("utf-8", errors="replace")
+        return b"".join(self.bytes_of(i) for i in kept).decode("utf-8", errors="replace")
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Refuse token ids that the model doesn't have."""

@@ -76,6 +76,13 @@ def test_ids_outside_the_vocabulary_are_refused(bad: int) -> None:
         ducklet_tokenizer().check_ids([5, bad], "prompt")
 
 
+def test_ids_behind_the_last_token_stand_for_nothing() -> None:
+    """Vocabularies may be padded: the model can choose such an id."""
+    tokenizer = ducklet_tokenizer()
+    assert tokenizer.bytes_of(tokenizer.size) == b""
+    assert tokenizer.decode([tokenizer.size + 7, *tokenizer.encode_text("a")]) == "a"
+
+
 def write_tokenizer(folder: Path, change: dict[str, Any]) -> Path:
     document = json.loads((DUCKLET / "tokenizer.json").read_text())
     path = folder / "tokenizer.json"
