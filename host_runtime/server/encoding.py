@@ -119,12 +119,19 @@ def _assistant_turn(message: Message, *, keep_reasoning: bool) -> list[Piece]:
     pieces: list[Piece] = []
     if keep_reasoning:
         pieces += [message.reasoning, Mark(END_THINK)]
-    # Clients that show thinking inline send it back inside the content.
-    _, found, after = message.content.partition(END_THINK)
-    pieces.append(after if found else message.content)
+    pieces.append(_without_thinking(message.content))
     if message.tool_calls:
         pieces += ["\n\n", *render_calls([(c.name, c.arguments) for c in message.tool_calls])]
     return [*pieces, Mark(END_OF_SENTENCE)]
+
+
+def _without_thinking(content: str) -> str:
+    """Clients that show thinking inline send it back in front of the content, between its marks.
+    Without the opening mark, ``</think>`` may just be what the answer is about."""
+    if not content.lstrip().startswith(THINK):
+        return content
+    _, found, after = content.partition(END_THINK)
+    return after if found else content
 
 
 def _tool_turn(caller: Message, results: Sequence[Message], index: int) -> list[Piece]:

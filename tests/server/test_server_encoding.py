@@ -33,7 +33,7 @@ def random_conversation(rng: random.Random) -> list[dict[str, str]]:
     for _ in range(rng.randrange(3)):
         messages.append({"role": "system", "content": rng.choice(WORDS)})
     for _ in range(rng.randrange(4)):
-        thought = rng.choice(["", "hm, let me see</think>"])
+        thought = rng.choice(["", "<think>hm, let me see</think>"])
         messages.append({"role": "user", "content": rng.choice(WORDS)})
         messages.append({"role": "assistant", "content": thought + rng.choice(WORDS)})
     return [*messages, {"role": "user", "content": rng.choice(WORDS)}]
@@ -128,6 +128,26 @@ def test_reasoning_is_dropped_once_the_user_speaks_again() -> None:
     assert "done" not in text
     assert "Weather?<｜Assistant｜></think>I look." in text
     assert f"\n\n</think>Rain.{EOS}<｜User｜>Thanks<｜Assistant｜><think>" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [
+        ("<think>Hm.</think>Yes.", "Yes."),
+        ("\n <think>\nHm.\n</think>\n\nYes.", "\n\nYes."),
+        ("<think>Does </think>", ""),
+        ("Close the tag with `</think>`, please.", "Close the tag with `</think>`, please."),
+        ("Hm.</think>Yes.", "Hm.</think>Yes."),
+        ("<think> opens it.", "<think> opens it."),
+        ("Write <think>x</think>y.", "Write <think>x</think>y."),
+    ],
+)
+def test_thinking_is_cut_from_earlier_content_only_when_it_begins_with_its_mark(
+    content: str, kept: str
+) -> None:
+    messages = [Message("user", "a"), Message("assistant", content), Message("user", "b")]
+    text = encode_conversation(messages).text()
+    assert f"a<｜Assistant｜></think>{kept}{EOS}<｜User｜>b" in text
 
 
 def test_without_thinking_a_tool_loop_has_no_reasoning() -> None:
