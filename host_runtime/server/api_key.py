@@ -20,11 +20,20 @@ def read_api_key(path: Path | None, host: str) -> str | None:
                 'anybody can use this server (set "api_key_file")'
             )
         return None
-    if path.stat().st_mode & 0o077:
+    try:
+        readable_by_others = path.stat().st_mode & 0o077
+        content = path.read_bytes()
+    except OSError as error:
+        raise StartupError(
+            f"can't read the API key {path}: {error.strerror}",
+            "the user that runs the server must be able to read it",
+        ) from None
+    if readable_by_others:
         raise StartupError(
             f"{path}: other users can read the API key", f"make it yours: chmod 600 {path}"
         )
-    key = path.read_text(encoding="utf-8").strip()
+    # Bytes that are no UTF-8 become something that is no ASCII either.
+    key = content.decode("utf-8", errors="replace").strip()
     if len(key) < CHARACTERS_MIN or not key.isascii() or not key.isprintable():
         raise StartupError(
             f"{path}: expected one line of at least {CHARACTERS_MIN} ASCII characters",

@@ -18,7 +18,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A bound socket that doesn't listen yet: clients are refused until the model is loaded."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no host name at all, as a label too long
         raise StartupError(
             f'can\'t resolve the address "{host}": {error}', "give an address of this machine"
         ) from None

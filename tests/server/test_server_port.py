@@ -62,7 +62,12 @@ def test_the_owner_of_a_port_is_found_in_proc() -> None:
 
 @pytest.mark.parametrize(
     ("host", "text"),
-    [("no.such.host.invalid", "can't resolve"), ("203.0.113.1", "can't bind 203.0.113.1")],
+    [
+        ("no.such.host.invalid", "can't resolve"),
+        ("a" * 64 + ".example", "can't resolve"),
+        ("a..example", "can't resolve"),
+        ("203.0.113.1", "can't bind 203.0.113.1"),
+    ],
 )
 def test_addresses_that_are_not_ours_are_named(host: str, text: str) -> None:
     with pytest.raises(StartupError, match=text):

@@ -112,6 +112,14 @@ def test_api_key_files_must_be_private_and_long(
     path.write_text("short")
     with pytest.raises(StartupError, match="at least 16"):
         read_api_key(path, "127.0.0.1")
+    path.write_bytes(b"\xff\xfe" * 20)
+    with pytest.raises(StartupError, match="ASCII characters") as caught:
+        read_api_key(path, "127.0.0.1")
+    assert caught.value.hint
+    for unreadable in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(StartupError, match="can't read the API key") as caught:
+            read_api_key(unreadable, "127.0.0.1")
+        assert caught.value.hint
     capsys.readouterr()
     assert read_api_key(None, "127.0.0.1") is None
     assert capsys.readouterr().err == ""
