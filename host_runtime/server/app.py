@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from host_runtime.server.engine_port import TracerPort
 from host_runtime.server.errors import ApiError, bad_request
 from host_runtime.server.limits import BODY_BYTES_MAX, TRACE_CALLS_MAX
 from host_runtime.server.service import Service
+from host_runtime.server.strict_json import strict_json
 
 log = logging.getLogger("host_runtime.server")
 
@@ -97,7 +97,7 @@ def _tracer(service: Service) -> TracerPort:
 def _trace_calls(body: bytes) -> int:
     """``{"calls": N}``: how many of the last calls to keep; 0 ends the trace."""
     try:
-        calls = json.loads(body)["calls"]
+        calls = strict_json(body)["calls"]
     except (ValueError, KeyError, TypeError):
         raise bad_request('expected a JSON object such as {"calls": 4096}') from None
     if isinstance(calls, bool) or not isinstance(calls, int) or not 0 <= calls <= TRACE_CALLS_MAX:

@@ -95,7 +95,7 @@ class _ChatWrapping:
                 for offset, call in enumerate(delta.calls)
             ]
             self._call_count += len(delta.calls)
-        with_ids = self._chat.return_token_ids and bool(delta.token_ids)
+        with_ids = bool(self._chat.return_token_ids and delta.token_ids)
         if not fields and not with_ids:
             return None
         document = self._choice(fields, None)

@@ -97,7 +97,7 @@ class _CompletionWrapping:
         return [document]
 
     def _chunk(self, delta: Delta) -> Document | None:
-        with_ids = self._request.return_token_ids and bool(delta.token_ids)
+        with_ids = bool(self._request.return_token_ids and delta.token_ids)
         if not delta.content and not with_ids:
             return None
         document = self._choice(delta.content, None)

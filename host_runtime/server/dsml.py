@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from host_runtime.server.strict_json import strict_json
 from host_runtime.server.tokens import DSML, END_THINK, THINK, Mark, Piece
 
 BLOCK_OPEN = f"<{DSML}function_calls>"
@@ -236,6 +237,6 @@ _NOT_JSON = object()
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return strict_json(text)
+    except ValueError:
         return _NOT_JSON

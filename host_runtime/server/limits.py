@@ -11,6 +11,15 @@ STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 """Length of one stop string: this much text may be held back."""
 
+STOP_TOKEN_IDS_MAX = 1024
+"""Stop tokens of one request."""
+
+NESTING_MAX = 256
+"""Levels of lists and objects in JSON from clients and in arguments that the model writes."""
+
+SHOWN_CHARACTERS_MAX = 80
+"""So much of a client's own text is repeated in an error message."""
+
 MESSAGES_MAX = 4096
 """Messages of one conversation."""
 

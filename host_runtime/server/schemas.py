@@ -12,16 +12,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from host_runtime.server.encoding import Message, ToolCall
 from host_runtime.server.errors import bad_request
 from host_runtime.server.limits import (
     MESSAGES_MAX,
+    SHOWN_CHARACTERS_MAX,
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
+    STOP_TOKEN_IDS_MAX,
     TOOLS_MAX,
 )
+from host_runtime.server.strict_json import strict_json
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -59,11 +62,26 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that aren't supported, with the values (besides null) that ask for nothing special."""
 
+_Item = TypeVar("_Item")
+_List = Annotated[list[_Item], Field(fail_fast=True)]
+"""Pydantic would note an error for every item (and branch of a union): one is enough. Without this
+a request of one megabyte keeps the event loop busy for many seconds."""
+
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, data: Any) -> Any:
+        """Unknown fields are noted one by one, too: keep the first."""
+        known = cls.model_fields
+        if not isinstance(data, dict) or len(data) <= len(known):
+            return data
+        unknown = next(name for name in data if name not in known)
+        return {name: data[name] for name in data if name in known or name == unknown}
 
 
 class StreamOptions(_Strict):
@@ -128,10 +146,10 @@ class MessageIn(_Strict):
     """One message as the client writes it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | _List[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCallIn] | None = None
+    tool_calls: _List[ToolCallIn] | None = None
     tool_call_id: str | None = None
     # Clients send back assistant messages with these; they must be empty.
     refusal: None = None
@@ -151,10 +169,10 @@ class SamplingFields(_Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    return_token_ids: bool = False
+    stop: str | _List[str] | None = None
+    stop_token_ids: Annotated[_List[int], Field(max_length=STOP_TOKEN_IDS_MAX)] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings, checked."""
@@ -178,9 +196,9 @@ class SamplingFields(_Strict):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[MessageIn], Field(min_length=1, max_length=MESSAGES_MAX)]
+    messages: Annotated[_List[MessageIn], Field(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Annotated[list[ToolIn], Field(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[_List[ToolIn], Field(max_length=TOOLS_MAX)] | None = None
     tool_choice: Any = None
     thinking: bool | ThinkingSwitch | None = None
     chat_template_kwargs: TemplateArguments | None = None
@@ -220,15 +238,15 @@ class ChatRequest(SamplingFields):
         choice = "auto" if self.tool_choice is None else self.tool_choice
         if choice not in ("auto", "none"):
             raise bad_request(
-                f"tool_choice {json.dumps(choice)} is not supported: a call can't be forced; use "
-                '"auto" or "none"',
+                f"tool_choice {_shown(json.dumps(choice))} is not supported: a call can't be "
+                'forced; use "auto" or "none"',
                 "tool_choice",
             )
         for index, tool in enumerate(tools):
             if not _FUNCTION_NAME.fullmatch(tool.function.name):
                 raise bad_request(
-                    f"{tool.function.name!r} is no function name: expected letters, digits, _ "
-                    "and -, at most 64",
+                    f"{_shown(tool.function.name)!r} is no function name: expected letters, "
+                    "digits, _ and -, at most 64",
                     f"tools[{index}].function.name",
                 )
         if choice == "none":
@@ -243,8 +261,8 @@ class ChatRequest(SamplingFields):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
-    echo: bool = False
+    prompt: str | _List[int] | _List[str] | _List[_List[int]]
+    echo: bool | None = None
 
     def single_prompt(self) -> str | list[int]:
         """The one prompt of the request, as text or as token ids."""
@@ -299,8 +317,8 @@ def _message(item: MessageIn, where: str) -> Message:
 
 def _tool_call(call: ToolCallIn, where: str) -> ToolCall:
     try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):
+        arguments = strict_json(call.function.arguments)
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise bad_request(
@@ -308,7 +326,7 @@ def _tool_call(call: ToolCallIn, where: str) -> ToolCall:
         )
     if not _FUNCTION_NAME.fullmatch(call.function.name):
         raise bad_request(
-            f"{where}.function.name {call.function.name!r} is no function name",
+            f"{where}.function.name {_shown(call.function.name)!r} is no function name",
             f"{where}.function.name",
         )
     return ToolCall(call.id, call.function.name, arguments)
@@ -329,6 +347,7 @@ def parse_request(body: bytes, model: type[RequestModel]) -> RequestModel:
         elif field in UNSUPPORTED:
             _check_neutral(field, document.pop(field))
         else:
+            field = _shown(field)
             choices = [*known, *UNSUPPORTED]
             near = difflib.get_close_matches(field, choices, n=1, cutoff=0.6)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -345,7 +364,7 @@ def _check_neutral(field: str, value: Any) -> None:
     ):
         return
     raise bad_request(
-        f"{field} = {json.dumps(value)[:80]} is not supported by this server; leave it out",
+        f"{field} = {_shown(json.dumps(value))} is not supported by this server; leave it out",
         field,
         "unsupported_parameter",
     )
@@ -353,12 +372,10 @@ def _check_neutral(field: str, value: Any) -> None:
 
 def _load_object(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body, parse_constant=_refuse_constant)
-        # Lone surrogates are legal in JSON escapes, but are no text.
-        json.dumps(document, ensure_ascii=False).encode()
+        document = strict_json(body)
     except UnicodeError:
         raise bad_request("the request body is not valid UTF-8 text", code="invalid_json") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise bad_request(
             f"the request body is not valid JSON: {str(error)[:200]}", code="invalid_json"
         ) from None
@@ -367,8 +384,9 @@ def _load_object(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _shown(text: str) -> str:
+    """The beginning of what a client wrote: it may be megabytes long."""
+    return text[:SHOWN_CHARACTERS_MAX]
 
 
 _BRANCHES = frozenset({"str", "int", "float", "bool"})
@@ -385,7 +403,7 @@ def _as_bad_request(error: ValidationError) -> Exception:
         if isinstance(part, int):
             path += f"[{part}]"
         elif re.fullmatch(r"[a-z_]+", part) and part not in _BRANCHES:
-            path += ("." if path else "") + part
+            path += ("." if path else "") + _shown(part)
     if first["type"] == "missing":
         return bad_request(f"you must give {path}", path, "missing_required_parameter")
     return bad_request(f"{path}: {first['msg']}", path)

@@ -14,6 +14,7 @@ from host_runtime.server.engine_port import EnginePort, TracerPort
 from host_runtime.server.errors import ApiError, bad_request
 from host_runtime.server.generation import Generation, submit
 from host_runtime.server.metrics import Metrics
+from host_runtime.server.limits import SHOWN_CHARACTERS_MAX
 from host_runtime.server.output import AnswerReader
 from host_runtime.server.schemas import SamplingFields
 from host_runtime.server.tokens import ChatTokenizer
@@ -42,7 +43,8 @@ class Service:
         if name != self.model_name:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist here; this server has {self.model_name!r}",
+                f"the model {name[:SHOWN_CHARACTERS_MAX]!r} does not exist here; this server has "
+                f"{self.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -112,7 +114,7 @@ class Service:
             top_k=defaults.top_k if request.top_k is None else max(0, request.top_k),
             seed=request.seed,
             stop_token_ids=tuple(stop_ids),
-            ignore_eos=request.ignore_eos,
+            ignore_eos=bool(request.ignore_eos),
         )
 
 

@@ -85,6 +85,21 @@ def read(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, object]], boo
     return shown, calls, any(isinstance(i, MalformedCalls) for i in items)
 
 
+NOT_JSON = ["NaN", "[-Infinity]", "1e999", '{"a": [1e999]}', '"\\ud83d"', "[" * 500 + "]" * 500]
+
+
+@pytest.mark.parametrize("value", NOT_JSON, ids=lambda v: v[:15])
+def test_arguments_that_no_json_parser_would_take_are_malformed(value: str) -> None:
+    """Python's parser takes them; the client's doesn't, or they can't be sent at all."""
+    block = BLOCK.replace(">3<", f">{value}<")
+    shown, calls, malformed = read(block, [])
+    assert (shown, calls, malformed) == (block, [], True)
+    # Without a declared type it is text, as everything else that is no JSON.
+    shown, calls, malformed = read(block.replace(' string="false"', ""), [])
+    assert calls[0] == ("weather", {"city": 'Ulm "<&\n', "days": value})
+    assert (shown, malformed) == ("", False)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_tool_calls_are_read_however_the_text_is_cut(data: st.DataObject) -> None:

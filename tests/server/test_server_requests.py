@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from server_kit import CHAT, COMPLETIONS, Api, ducklet_tokenizer, says, scripted_api
 
 from host_runtime.server.encoding import encode_conversation
@@ -16,6 +17,7 @@ from host_runtime.server.schemas import (
     UNSUPPORTED,
     WITHOUT_EFFECT,
     ChatRequest,
+    CompletionRequest,
     MessageIn,
     parse_request,
 )
@@ -53,6 +55,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [""]}, "stop", "0 characters"),
     ({"stop": ["x"] * 17}, "stop", "17 strings"),
     ({"stop_token_ids": [9999]}, "stop_token_ids", "stop_token_ids[0] is 9999"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "at most 1024 items"),
+    ({"x" * 100_000: 1}, "x" * 80, "unknown field 'xxx"),
+    ({"messages": [{**USER, "x" * 100_000: 1}]}, "messages[0]." + "x" * 80, "not permitted"),
+    ({"tool_choice": "x" * 100_000}, "tool_choice", "can't be forced"),
     ({"stream_options": {"include_usge": True}}, "stream_options.include_usge", "not permitted"),
     ({"tool_choice": "required"}, "tool_choice", "can't be forced"),
     ({"thinking": True, "reasoning_effort": "none"}, "thinking", "contradict"),
@@ -80,6 +86,7 @@ def test_a_chat_field_that_cannot_be_honoured_is_refused_by_name(
     error = refused(api, CHAT, {"messages": [USER], **fields})
     assert error["param"] == param
     assert text in error["message"]
+    assert len(error["message"]) < 500
     assert error["type"] == "invalid_request_error"
     assert engine.handles == []
 
@@ -106,6 +113,44 @@ def test_a_completion_field_that_cannot_be_honoured_is_refused_by_name(
     assert text in error["message"]
 
 
+MANY = 2000
+ONE_MISTAKE_MANY_TIMES: list[dict[str, Any]] = [
+    {"prompt": [0] * MANY + [None]},
+    {"prompt": [{}] * MANY},
+    {"prompt": [["a"] * MANY]},
+    {"prompt": [["a"]] * MANY},
+    {"prompt": "a", "stop": [1] * MANY},
+    {"prompt": "a", "stop_token_ids": ["a"] * MANY},
+    {"messages": [1] * MANY},
+    {"messages": [{"role": "user", "content": [1] * MANY}]},
+    {"messages": [{"role": "user", "content": [{"type": 1}]}] * MANY},
+    {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}, USER]},
+    {"messages": [{**USER, "annotations": [1] * MANY}]},
+    {"messages": [{**USER, **{f"a{i}": 1 for i in range(MANY)}}]},
+    {"messages": [USER], "tools": [1] * MANY},
+    {"messages": [USER], "stream_options": {f"a{i}": 1 for i in range(MANY)}},
+]
+
+
+@pytest.mark.parametrize("fields", ONE_MISTAKE_MANY_TIMES, ids=lambda v: str(v)[:50])
+def test_a_mistake_that_is_made_many_times_is_noted_a_few_times(fields: dict[str, Any]) -> None:
+    """Every noted error costs time on the event loop: 11 s for the megabyte of one prompt."""
+    model = CompletionRequest if "prompt" in fields else ChatRequest
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({"model": "ducklet", **fields})
+    assert caught.value.error_count() < 20
+    with pytest.raises(ApiError):
+        parse_request(json.dumps({"model": "ducklet", **fields}).encode(), model)
+
+
+def test_a_wrong_item_of_a_long_list_is_named() -> None:
+    api, _ = scripted_api()
+    error = refused(api, COMPLETIONS, {"prompt": [0, 1, None, 2, None]})
+    assert error["param"] == "prompt[2]"
+    error = refused(api, CHAT, {"messages": [USER, {**USER, "a": 1, "b": 2}]})
+    assert error["param"] == "messages[1].a"
+
+
 NEUTRAL: list[dict[str, Any]] = [
     {"n": 1, "logprobs": False, "top_logprobs": None, "presence_penalty": 0.0},
     {"frequency_penalty": 0, "logit_bias": {}, "response_format": {"type": "text"}},
@@ -123,6 +168,21 @@ def test_fields_that_ask_for_nothing_special_are_accepted(fields: dict[str, Any]
     assert response.status_code == 200, response.text
     hi = api.service.tokenizer.encode_text("Hi")
     assert engine.handles[0].prompt_ids == [0, 8190, *hi, 8191, 8189]
+
+
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+def test_null_is_the_default_of_every_optional_field(
+    model: type[ChatRequest] | type[CompletionRequest],
+) -> None:
+    optional = [name for name, field in model.model_fields.items() if not field.is_required()]
+    assert {"ignore_eos", "return_token_ids"} <= set(optional)
+    body = {"model": "ducklet", "messages": [USER]}
+    if model is CompletionRequest:
+        body = {"model": "ducklet", "prompt": "a"}
+    nulls = dict.fromkeys(optional)
+    assert parse_request(json.dumps({**body, **nulls}).encode(), model) == parse_request(
+        json.dumps(body).encode(), model
+    )
 
 
 SWITCHES: list[tuple[dict[str, Any], bool]] = [
@@ -204,6 +264,8 @@ BAD_BODIES = [
     (b'{"model": ', "not valid JSON"),
     (b"[1]", "must be a JSON object"),
     (b'{"model": NaN}', "NaN is not JSON"),
+    (b'{"temperature": 1e999}', "not JSON compliant"),
+    (b'{"metadata": ' + b"[" * 300 + b"]" * 300 + b"}", "nested deeper than 256 levels"),
     (b"\xff\xfe", "not valid"),
     (b'{"model": "\\ud800"}', "not valid UTF-8"),
     (b"[" * 200_000, "not valid JSON"),
@@ -220,6 +282,9 @@ def test_bodies_that_are_no_request_are_refused(path: str, body: bytes, text: st
     assert text in response.json()["error"]["message"]
 
 
+DEEP = '{"x": ' + "[" * 500 + "]" * 500 + "}"
+
+
 def test_a_tool_call_of_the_history_must_hold_a_json_object() -> None:
     api, _ = scripted_api()
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[1"}}
@@ -228,7 +293,9 @@ def test_a_tool_call_of_the_history_must_hold_a_json_object() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "x", "tool_call_id": "a"},
     ]
-    error = refused(api, CHAT, {"messages": messages})
-    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
+    for arguments in ("[1", "[]", '{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud83d"}', DEEP):
+        call["function"] = {"name": "f", "arguments": arguments}
+        error = refused(api, CHAT, {"messages": messages})
+        assert error["param"] == "messages[1].tool_calls[0].function.arguments"
     call["function"] = {"name": "f", "arguments": json.dumps({"x": 1})}
     assert api.post(CHAT, {"messages": messages}).status_code == 200

@@ -36,7 +36,16 @@ def test_a_trace_is_switched_on_read_and_switched_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"calls": -1}', '{"calls": 65537}', '{"calls": true}', '{"calls": "9"}', "[]", "x"]
+    "body",
+    [
+        '{"calls": -1}',
+        '{"calls": 65537}',
+        '{"calls": true}',
+        '{"calls": "9"}',
+        "[]",
+        "x",
+        pytest.param("[" * 100_000, id="deep"),
+    ],
 )
 def test_bad_numbers_are_named(body: str) -> None:
     """The message says what is expected; nothing is switched."""
