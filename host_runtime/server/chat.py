@@ -25,7 +25,17 @@ ENDPOINT = "/v1/chat/completions"
 
 async def answer_chat(service: Service, request: Request, body: bytes) -> Response:
     """One chat request from its body to its response."""
-    chat = parse_request(body, ChatRequest)
+    with service.refusals_counted(ENDPOINT):
+        chat = parse_request(body, ChatRequest)
+        answer = await _start(service, chat)
+    wrapping = _ChatWrapping(service, chat, answer).wrapping()
+    if chat.stream:
+        return AnswerStream(answer, wrapping)
+    return await send_whole(request, answer, wrapping)
+
+
+async def _start(service: Service, chat: ChatRequest) -> Answer:
+    """The request at the engine, or the ApiError that says why not."""
     service.check_model(chat.model)
     thinking = chat.wants_thinking()
     tools = chat.offered_tools()
@@ -35,13 +45,9 @@ async def answer_chat(service: Service, request: Request, body: bytes) -> Respon
     reader = AnswerReader(
         service.tokenizer, chat=True, thinking=thinking, tools=bool(tools), stops=chat.stops()
     )
-    answer = service.start(
+    return service.start(
         chat, prompt_ids, reader, max_tokens=chat.token_limit(), prompt_field="messages"
     )
-    wrapping = _ChatWrapping(service, chat, answer).wrapping()
-    if chat.stream:
-        return AnswerStream(answer, wrapping)
-    return await send_whole(request, answer, wrapping)
 
 
 class _ChatWrapping:

@@ -24,21 +24,27 @@ ENDPOINT = "/v1/completions"
 
 async def answer_completion(service: Service, request: Request, body: bytes) -> Response:
     """One completion request from its body to its response."""
-    completion = parse_request(body, CompletionRequest)
+    with service.refusals_counted(ENDPOINT):
+        completion = parse_request(body, CompletionRequest)
+        answer = await _start(service, completion)
+    wrapping = _CompletionWrapping(service, completion, answer).wrapping()
+    if completion.stream:
+        return AnswerStream(answer, wrapping)
+    return await send_whole(request, answer, wrapping)
+
+
+async def _start(service: Service, completion: CompletionRequest) -> Answer:
+    """The request at the engine, or the ApiError that says why not."""
     service.check_model(completion.model)
     prompt_ids = await asyncio.to_thread(_prompt_ids, service.tokenizer, completion.single_prompt())
     reader = AnswerReader(service.tokenizer, chat=False, stops=completion.stops())
-    answer = service.start(
+    return service.start(
         completion,
         prompt_ids,
         reader,
         max_tokens=completion.max_tokens or COMPLETION_TOKENS_DEFAULT,
         prompt_field="prompt",
     )
-    wrapping = _CompletionWrapping(service, completion, answer).wrapping()
-    if completion.stream:
-        return AnswerStream(answer, wrapping)
-    return await send_whole(request, answer, wrapping)
 
 
 def _prompt_ids(tokenizer: ChatTokenizer, prompt: str | list[int]) -> list[int]:

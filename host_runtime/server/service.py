@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from host_runtime.config import GenerationConfig
@@ -48,6 +49,18 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+    @contextmanager
+    def refusals_counted(self, endpoint: str) -> Iterator[None]:
+        """Book requests that end in here, before they run."""
+        try:
+            yield
+        except ApiError as error:
+            self.metrics.request_ended(endpoint, error.code or "invalid_request")
+            raise
+        except Exception:
+            self.metrics.request_ended(endpoint, "internal_error")
+            raise
 
     def start(
         self,
