@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from host_runtime.server.chat import answer_chat
 from host_runtime.server.completions import answer_completion
 from host_runtime.server.engine_port import TracerPort
-from host_runtime.server.errors import ApiError, bad_request
+from host_runtime.server.errors import ApiError, bad_request, internal_error
 from host_runtime.server.limits import BODY_BYTES_MAX, TRACE_CALLS_MAX
 from host_runtime.server.service import Service
 from host_runtime.server.strict_json import strict_json
@@ -207,10 +207,4 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    answer = ApiError(
-        500,
-        "internal error of the server; its log has the details",
-        kind="server_error",
-        code="internal_error",
-    )
-    return await _api_error(request, answer)
+    return await _api_error(request, internal_error())

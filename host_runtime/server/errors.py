@@ -50,6 +50,16 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def internal_error() -> ApiError:
+    """500: a defect of the server; nothing of it is for clients."""
+    return ApiError(
+        500,
+        "internal error of the server; its log has the details",
+        kind="server_error",
+        code="internal_error",
+    )
+
+
 def ducks_unavailable(message: str) -> ApiError:
     """503: at least one duck doesn't serve; the message names it."""
     return ApiError(

@@ -34,17 +34,30 @@ class Generation:
     def __init__(self, handle: HandlePort, engine: EnginePort, deadline_s: float) -> None:
         self._handle = handle
         self._engine = engine
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._ends_at = time.monotonic() + deadline_s
+        self._expired = False
         # As long as the answer at most (max_context tokens), when the client reads slowly.
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self.finished: FinishedEvent | None = None
+        # A client that doesn't read keeps next_event from being called; the engine stops anyway.
+        self._timer = self._loop.call_later(deadline_s, self._expire)
         threading.Thread(target=self._pump, name="request-events", daemon=True).start()
 
     def cancel(self) -> None:
         """Ask the engine to stop; it still sends its final event."""
         self._handle.cancel()
+
+    def close(self) -> None:
+        """Cancel what still runs; nothing is wanted of this request any more."""
+        self._timer.cancel()
+        if self.finished is None:
+            self.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.cancel()
 
     async def next_event(self, wait_s: float) -> Event | None:
         """The next event, or None after ``wait_s`` of silence.
@@ -60,19 +73,24 @@ class Generation:
                 self._check_engine()
                 return None
             self.cancel()
-            raise ApiError(
-                504,
-                f"the answer took longer than the server's limit of {self._deadline_s:g} s",
-                kind="timeout_error",
-                code="request_deadline_exceeded",
-            ) from None
+            raise self._too_late() from None
         if event is None:
             raise _internal("the engine ended the request without a result")
         if isinstance(event, FinishedEvent):
             self.finished = event
             if event.reason == "error":
                 raise failure(event.error or "unknown failure", self._engine)
+            if event.reason == "cancelled" and self._expired:
+                raise self._too_late()
         return event
+
+    def _too_late(self) -> ApiError:
+        return ApiError(
+            504,
+            f"the answer took longer than the server's limit of {self.deadline_s:g} s",
+            kind="timeout_error",
+            code="request_deadline_exceeded",
+        )
 
     def _check_engine(self) -> None:
         """After a silence: an engine that has ended will never send the rest."""
@@ -94,8 +112,7 @@ class Generation:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.finished is None:
-            self.cancel()
+        self.close()
 
     def _pump(self) -> None:
         try:

@@ -11,8 +11,13 @@ from collections.abc import Iterator
 import uvicorn
 
 from host_runtime.server.app import create_app
-from host_runtime.server.limits import SHUTDOWN_GRACE_S, SHUTDOWN_MAX_S
-from host_runtime.server.port import bound_url
+from host_runtime.server.limits import (
+    SHUTDOWN_GRACE_S,
+    SHUTDOWN_MAX_S,
+    UNREAD_MARGIN_S,
+    UNREAD_MAX_S,
+)
+from host_runtime.server.port import bound_url, drop_unread
 from host_runtime.server.progress import say
 from host_runtime.server.service import Service
 
@@ -44,6 +49,7 @@ async def _serve(service: Service, listener: socket.socket, api_key: str | None)
         limit_concurrency=CONNECTIONS_MAX,
         timeout_graceful_shutdown=int(SHUTDOWN_MAX_S),
     )
+    drop_unread(listener, min(service.request_deadline_s + UNREAD_MARGIN_S, UNREAD_MAX_S))
     server = _Server(config)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

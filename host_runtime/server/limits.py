@@ -29,6 +29,13 @@ TOOLS_MAX = 128
 REQUEST_DEADLINE_S = 3600.0
 """How long a request may take when the run file doesn't say."""
 
+UNREAD_MARGIN_S = 30.0
+"""How long after its deadline a streamed answer may still wait for its client to read it."""
+
+UNREAD_MAX_S = 900.0
+"""How long a client may leave what was sent unread before its connection is dropped, however long
+its request's deadline is; as long as the kernel retries for a client that has vanished."""
+
 KEEP_ALIVE_S = 15.0
 """A silent stream sends a comment this often, so that proxies and clients see that it lives."""
 

@@ -35,6 +35,12 @@ def bind(host: str, port: int) -> socket.socket:
     return server
 
 
+def drop_unread(server: socket.socket, after_s: float) -> None:
+    """Let the kernel drop connections of ``server`` whose client hasn't read for this long, also
+    those that have been closed here and still hold bytes to send."""
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(after_s * 1000))
+
+
 def bound_url(server: socket.socket) -> str:
     """http://HOST:PORT of a bound socket."""
     host, port = server.getsockname()[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from host_runtime.server.answer import Answer, Whole, collect
-from host_runtime.server.errors import ApiError
+from host_runtime.server.errors import ApiError, internal_error
+from host_runtime.server.limits import UNREAD_MARGIN_S
 from host_runtime.server.output import Delta
+
+log = logging.getLogger("host_runtime.server")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -46,12 +50,17 @@ class AnswerStream(StreamingResponse):
 
     def __init__(self, answer: Answer, wrapping: Wrapping) -> None:
         self._ended = wrapping.ended
+        self._limit_s = answer.generation.deadline_s + UNREAD_MARGIN_S
         super().__init__(_events(answer, wrapping), media_type="text/event-stream", headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end, or until the client goes away."""
+        """Send until the end, or until the client goes away or hasn't read for too long."""
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(self._limit_s):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:  # the response stays incomplete, and so the connection is closed
+            log.warning("a client has not read its answer within %g s", self._limit_s)
+            self._ended("request_deadline_exceeded")
         finally:
             self._ended("disconnected")
 
@@ -71,6 +80,9 @@ async def send_whole(request: Request, answer: Answer, wrapping: Wrapping) -> Re
     except ApiError as error:
         outcome = error.code or "error"
         raise
+    except Exception:
+        outcome = "internal_error"
+        raise
     finally:
         work.cancel()
         watch.cancel()
@@ -83,24 +95,32 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _events(answer: Answer, wrapping: Wrapping) -> AsyncIterator[bytes]:
-    for document in wrapping.first():
-        yield _event(document)
     try:
+        for document in wrapping.first():
+            yield _event(document)
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
                 if delta is None:
                     yield KEEP_ALIVE
                 elif (chunk := wrapping.chunk(delta)) is not None:
                     yield _event(chunk)
+        last = [_event(document) for document in wrapping.last(answer.finish_reason)]
         wrapping.ended(answer.finish_reason)
-        for document in wrapping.last(answer.finish_reason):
-            yield _event(document)
+        for event in last:
+            yield event
     except ApiError as error:
-        wrapping.ended(error.code or "error")
-        for document in wrapping.last("error"):
-            yield _event(document)
-        yield _event(error.body())
+        for event in _failed(error, wrapping):
+            yield event
+    except Exception:
+        log.exception("a stream failed")
+        for event in _failed(internal_error(), wrapping):
+            yield event
     yield DONE
+
+
+def _failed(error: ApiError, wrapping: Wrapping) -> list[bytes]:
+    wrapping.ended(error.code or "error")
+    return [*(_event(document) for document in wrapping.last("error")), _event(error.body())]
 
 
 def _event(document: Document) -> bytes:

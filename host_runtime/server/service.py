@@ -14,8 +14,8 @@ from host_runtime.server.answer import CANCELLED, Answer
 from host_runtime.server.engine_port import EnginePort, TracerPort
 from host_runtime.server.errors import ApiError, bad_request
 from host_runtime.server.generation import Generation, submit
-from host_runtime.server.metrics import Metrics
 from host_runtime.server.limits import SHOWN_CHARACTERS_MAX
+from host_runtime.server.metrics import Metrics
 from host_runtime.server.output import AnswerReader
 from host_runtime.server.schemas import SamplingFields
 from host_runtime.server.tokens import ChatTokenizer
@@ -94,8 +94,7 @@ class Service:
         if generation not in self.running:
             return
         self.running.remove(generation)
-        if generation.finished is None:
-            generation.cancel()
+        generation.close()
         self.metrics.request_ended(endpoint, outcome)
         self.metrics.tokens(len(answer.prompt_ids), len(answer.token_ids), answer.stats)
         log.info(

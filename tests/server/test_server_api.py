@@ -24,6 +24,8 @@ from server_kit import (
 
 from host_runtime.experts.base import DuckStatus
 from host_runtime.server.limits import BODY_BYTES_MAX
+from host_runtime.server.output import AnswerReader, Delta
+from host_runtime.server.tokens import ChatTokenizer
 
 GOOD_DUCK = DuckStatus(
     "d01", True, "serving", "", {"calls": 12, "sent_bytes": 3.5e9, "round_trip_ns": 90}
@@ -317,6 +319,72 @@ def test_readiness_reflects_every_duck_while_health_only_tells_that_the_process_
     assert api.get("/ready").status_code == 503
     assert api.get("/health").status_code == 200
     assert api.chat().json()["error"]["code"] == "server_stopping"
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError("/secret/path"), None])
+def test_a_defect_in_mid_answer_ends_it_as_any_failure_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception | None
+) -> None:
+    def feed(*_: object) -> Delta:
+        if failure is not None:
+            raise failure
+        return Delta("\ud83d")  # can't be encoded
+
+    monkeypatch.setattr(AnswerReader, "feed", feed)
+    api, engine = scripted_api(lambda handle: handle.tokens([100]))
+    documents = sse_documents(api.chat(stream=True).text)
+    assert finish_reason(documents) == "error"
+    assert documents[-1]["error"]["code"] == "internal_error"
+    assert "secret" not in json.dumps(documents)
+    assert "Traceback" in caplog.text
+    assert engine.handles[0].cancelled.is_set()
+    engine.script = says("x")
+    assert api.chat().json()["error"]["code"] == "internal_error"
+    assert dict(api.service.metrics.requests) == {(CHAT, "internal_error"): 2}
+
+
+def test_a_defect_at_the_beginning_of_a_stream_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*_: object) -> str:
+        raise ZeroDivisionError("/secret/path")
+
+    monkeypatch.setattr(ChatTokenizer, "decode", decode)
+    api, engine = scripted_api(lambda handle: handle.tokens([100]))
+    response = api.post(COMPLETIONS, {"prompt": "a", "echo": True, "stream": True})
+    assert sse_documents(response.text)[-1]["error"]["code"] == "internal_error"
+    assert engine.handles[0].cancelled.is_set()
+
+
+def test_a_token_without_text_adds_nothing_to_an_answer() -> None:
+    api, _ = scripted_api(says("Qua", 9999, "ck"))
+    assert api.chat().json()["choices"][0]["message"]["content"] == "Quack"
+    assert joined(sse_documents(api.chat(stream=True).text)) == "Quack"
+
+
+def test_metrics_count_refused_requests_by_their_code() -> None:
+    api, engine = scripted_api(says("Hi"), full=True)
+    question: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    api.chat()
+    api.chat(stream=True)
+    engine.full, engine.ducks = False, [LOST_DUCK]
+    api.chat()
+    engine.ducks = []
+    api.chat(n=2)
+    api.chat(temperature=3)
+    api.chat("word " * 3000)
+    api.request("POST", CHAT, content="{")
+    api.request("POST", CHAT, json={**question, "model": "gpt-5"})
+    api.post(COMPLETIONS, {"prompt": []})
+    api.service.stopping = True
+    api.chat()
+    counted = dict(api.service.metrics.requests)
+    assert counted.pop((COMPLETIONS, "invalid_request")) == 1
+    assert counted.pop((CHAT, "queue_full")) == 2
+    codes = [
+        *("duck_unavailable", "unsupported_parameter", "invalid_request", "invalid_json"),
+        *("context_length_exceeded", "model_not_found", "server_stopping"),
+    ]
+    assert counted == {(CHAT, code): 1 for code in codes}
+    assert 'outcome="queue_full"} 2' in api.get("/metrics").text
 
 
 def metric(text: str, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from host_runtime.server.errors import StartupError
-from host_runtime.server.port import bind, bound_url, is_loopback, port_owner
+from host_runtime.server.port import bind, bound_url, drop_unread, is_loopback, port_owner
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,19 @@ def test_a_bound_port_refuses_clients_until_the_server_listens() -> None:
             socket.create_connection(address)
         server.listen()
         socket.create_connection(address).close()
+
+
+def test_a_connection_that_nobody_reads_from_is_dropped() -> None:
+    with bind("127.0.0.1", 0) as server:
+        drop_unread(server, 0.3)
+        server.listen()
+        with socket.create_connection(server.getsockname()):
+            connection, _ = server.accept()
+            with connection, pytest.raises(OSError) as caught:
+                connection.settimeout(60)  # has no errno
+                while True:
+                    connection.sendall(bytes(65536))
+            assert caught.value.errno == errno.ETIMEDOUT
 
 
 def test_a_port_whose_old_connections_linger_can_be_taken_again() -> None:
