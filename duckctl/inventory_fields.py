@@ -14,6 +14,7 @@ from enum import Enum
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
+from duckctl.power_options import option_problem
 from duckctl.yaml_source import Located, plain
 from duckctl.yaml_source import Mapping as YamlMapping
 
@@ -28,7 +29,14 @@ MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class FieldError(Exception):
-    """A value that its variable cannot take."""
+    """A value that its variable cannot take.
+
+    ``mistakes``: what is wrong, each with its line; line 0 is that of the variable itself.
+    """
+
+    def __init__(self, text: str, line: int = 0) -> None:
+        super().__init__(text)
+        self.mistakes = [(text, line)]
 
 
 class Level(Enum):
@@ -193,7 +201,32 @@ def _one_power(located: Located) -> Power:
         if name not in allowed.required + allowed.optional:
             known = ", ".join(allowed.required + allowed.optional) or "no options"
             raise FieldError(f"power backend '{backend}' has no option '{name}' (it has: {known})")
+    _check_power_options(backend, options, located.value)
     return Power(backend, options)
+
+
+def _check_power_options(backend: str, options: Mapping[str, str], given: YamlMapping) -> None:
+    """Every value that its backend could not use, with its line."""
+    mistakes = []
+    for name, text in options.items():
+        value = given.entries[name]
+        problem = "is empty" if value.value is None else option_problem(backend, name, text)
+        if not problem and (backend, name) == ("wol", "mac"):
+            try:
+                read_mac(value)
+            except FieldError as error:
+                problem = str(error)
+        if problem:
+            line = given.key_lines[name]
+            mistakes.append((f"option '{name}' of power backend '{backend}': {problem}", line))
+    _raise_all(mistakes)
+
+
+def _raise_all(mistakes: list[tuple[str, int]]) -> None:
+    if mistakes:
+        error = FieldError(mistakes[0][0])
+        error.mistakes = mistakes
+        raise error
 
 
 def _power(located: Located) -> tuple[Power, ...]:
@@ -201,7 +234,15 @@ def _power(located: Located) -> tuple[Power, ...]:
     items = located.value if isinstance(located.value, list) else [located]
     if not items:
         raise FieldError("the list of power backends is empty")
-    return tuple(_one_power(item) for item in items)
+    found: list[Power] = []
+    mistakes: list[tuple[str, int]] = []
+    for item in items:
+        try:
+            found.append(_one_power(item))
+        except FieldError as error:
+            mistakes += error.mistakes
+    _raise_all(mistakes)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -285,7 +326,7 @@ def read_variables(located: Located | None, level: Level, problems: list[str]) -
         try:
             values[key] = (field.read(value), line)
         except FieldError as error:
-            problems.append(f"line {line}: {key}: {error}")
+            problems += [f"line {at or line}: {key}: {text}" for text, at in error.mistakes]
     return values
 
 

@@ -15,7 +15,7 @@ from duckctl.errors import DuckError, ExitCode, UsageError
 from duckctl.inventory import Duck, Fleet
 from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.choose import choose
-from duckctl.power.backend import Action, PowerBackend, PowerError, PowerState
+from duckctl.power.backend import Action, PowerBackend, PowerError, PowerState, what_went_wrong
 from duckctl.power.ladder import power_ladder
 
 app = typer.Typer(no_args_is_help=True)
@@ -164,6 +164,8 @@ def _safely(
     except DuckError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Answer(duck.name, backend or "-", PowerState.UNKNOWN, f"{error.message}{hint}")
+    except Exception as error:  # noqa: BLE001 - the other ducks go on
+        return Answer(duck.name, backend or "-", PowerState.UNKNOWN, what_went_wrong(error))
 
 
 def _ask(duck: Duck, ladder: Sequence[PowerBackend]) -> Answer:
@@ -172,8 +174,8 @@ def _ask(duck: Duck, ladder: Sequence[PowerBackend]) -> Answer:
     for backend in ladder:
         try:
             state = backend.state()
-        except PowerError as error:
-            problem = problem or error.message
+        except Exception as error:  # noqa: BLE001 - the next backend may know
+            problem = problem or what_went_wrong(error)
             continue
         if state is not PowerState.UNKNOWN:
             return Answer(duck.name, backend.name, state)
@@ -192,8 +194,8 @@ def _doing(action: Action) -> Callable[[Duck, Sequence[PowerBackend]], Answer]:
         for backend in able:
             try:
                 backend.act(action)
-            except PowerError as error:
-                problems.append(error.message)
+            except Exception as error:  # noqa: BLE001 - the next backend may do it
+                problems.append(what_went_wrong(error))
                 continue
             return Answer(duck.name, backend.name, f"{action} sent")
         raise PowerError("; ".join(problems))

@@ -31,6 +31,11 @@ class PowerError(DuckError):
     """A backend could not do what it was asked for."""
 
 
+def what_went_wrong(error: Exception) -> str:
+    """Why a backend failed. An error that nobody expected is told with its kind."""
+    return error.message if isinstance(error, DuckError) else f"{type(error).__name__}: {error}"
+
+
 @dataclass(frozen=True)
 class PowerTarget:
     """One duck of a fleet, as its power switch needs to know it."""
@@ -64,7 +69,10 @@ class PowerTarget:
             raise PowerError(
                 f"{self.name}: {option} {path} can be read by others", f"chmod 600 {path}"
             )
-        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise PowerError(f"{self.name}: {option} {path} is not UTF-8") from None
         if not lines or not lines[0]:
             raise PowerError(f"{self.name}: {option} {path} is empty")
         return lines[0]

@@ -40,7 +40,7 @@ def state_from(text: str, on_pattern: str, target: PowerTarget) -> PowerState:
     try:
         found = re.search(on_pattern, text)
     except re.error as error:
-        raise PowerError(f"{target.name}: on_pattern '{on_pattern}': {error}") from error
+        raise PowerError(f"{target.name}: power option 'on_pattern': {error}") from error
     return PowerState.ON if found else PowerState.OFF
 
 

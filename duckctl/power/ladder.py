@@ -16,7 +16,14 @@ from typing import Protocol
 
 from duckctl.console import detail
 from duckctl.inventory import Duck, Fleet
-from duckctl.power.backend import Action, PowerBackend, PowerError, PowerState, PowerTarget
+from duckctl.power.backend import (
+    Action,
+    PowerBackend,
+    PowerError,
+    PowerState,
+    PowerTarget,
+    what_went_wrong,
+)
 from duckctl.power.registry import make_backend
 
 TRIES_PER_BACKEND = 2
@@ -129,8 +136,8 @@ def _try(
         restart(backend, clock)
         if not _wait(came_back, wait_s, clock, cancelled):
             problem = "interrupted" if cancelled() else f"not back within {wait_s:.0f} s"
-    except PowerError as error:
-        problem = error.message
+    except Exception as error:  # noqa: BLE001 - the next backend is tried
+        problem = what_went_wrong(error)
     action = Action.CYCLE if can_restart else Action.ON
     return PowerStep(backend.name, action, clock.now_s() - begin, problem)
 

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from duckctl.power.backend import Action, PowerError, PowerState, PowerTarget
 from duckctl.power.commands import ON_PATTERN, state_from
+from duckctl.power_options import METHODS
 
 REQUEST_TIMEOUT_S = 10.0
-METHODS = ("GET", "POST", "PUT")
 
 
 class PlugPower:

@@ -47,7 +47,7 @@ class RedfishPower:
     def state(self) -> PowerState:
         with self._client() as client:
             told = self._system(client).get("PowerState")
-        if told not in STATES:
+        if not isinstance(told, str) or told not in STATES:
             raise self._error(f"power state '{told}' is none of {', '.join(STATES)}")
         return STATES[told]
 
@@ -58,15 +58,17 @@ class RedfishPower:
                 PowerState.OFF
             ):
                 action = Action.ON  # what is off cannot be restarted
-            reset = system.get("Actions", {}).get("#ComputerSystem.Reset", {})
+            reset = _mapping(_mapping(system.get("Actions")).get("#ComputerSystem.Reset"))
             path = reset.get("target")
             if not path:
                 raise self._error("its system has no action #ComputerSystem.Reset")
-            allowed = reset.get("ResetType@Redfish.AllowableValues")
+            allowed = _list(reset.get("ResetType@Redfish.AllowableValues"))
             wanted = RESET_TYPES[action]
             chosen = next((kind for kind in wanted if not allowed or kind in allowed), None)
             if chosen is None:
-                raise self._error(f"it can reset by {', '.join(allowed)}, not by {wanted}")
+                raise self._error(
+                    f"it can reset by {', '.join(map(str, allowed))}, not by {wanted}"
+                )
             self._ask(client, "POST", path, {"ResetType": chosen})
 
     def _error(self, text: str, hint: str = "") -> PowerError:
@@ -96,7 +98,7 @@ class RedfishPower:
         """The computer system: the one that is named, or the only one."""
         if "system" in self._options:
             return self._ask(client, "GET", f"{SYSTEMS}/{self._options['system']}")
-        members = self._ask(client, "GET", SYSTEMS).get("Members", [])
+        members = map(_mapping, _list(self._ask(client, "GET", SYSTEMS).get("Members")))
         paths = [str(member["@odata.id"]) for member in members if "@odata.id" in member]
         if len(paths) != 1:
             names = ", ".join(path.rsplit("/", 1)[-1] for path in paths) or "none"
@@ -122,4 +124,13 @@ class RedfishPower:
             document = answer.json()
         except ValueError as error:
             raise self._error(f"{method} {path} answered no JSON") from error
-        return document if isinstance(document, dict) else {}
+        return _mapping(document)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """What a BMC should have told as an object; an empty one where it told something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

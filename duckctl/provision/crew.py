@@ -1,6 +1,7 @@
 """The real eyes and hands of a run: probes and power switches, in threads of their own.
 
 The threads die with the process: what they have begun (a probe, a power command) ends by itself.
+The engine waits for every job, so each tells how it went, whatever was raised in it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from duckctl.console import detail
-from duckctl.errors import DuckError
 from duckctl.health import probe
 from duckctl.inventory import Duck, Fleet
-from duckctl.power.backend import Action, PowerBackend, PowerState
+from duckctl.power.backend import Action, PowerBackend, PowerState, what_went_wrong
 from duckctl.power.ladder import SystemClock as PowerClock
 from duckctl.power.ladder import power_ladder, restart
+from duckctl.provision.engine import Means
 
 Item = TypeVar("Item")
 
@@ -75,8 +76,9 @@ class ProbeEyes:
             names = [duck.name for duck in ducks]
             try:
                 document = probe(self._fleet, ducks, LOOK_TIMEOUT_S)
-            except (DuckError, OSError) as error:
-                detail(f"looking at {names[0]} and {len(names) - 1} more: {error}")
+            except Exception as error:  # noqa: BLE001 - the engine waits for an answer
+                why = what_went_wrong(error)
+                detail(f"looking at {names[0]} and {len(names) - 1} more: {why}")
                 self._done.put((names, None))
             else:
                 self._done.put((names, document))
@@ -101,22 +103,21 @@ class PowerHands:
             try:
                 extra = [word for duck in ducks for word in ("--reboot", duck.name)]
                 document = probe(self._fleet, ducks, RESTART_TIMEOUT_S, extra)
-            except (DuckError, OSError) as error:
-                answers = {duck.name: str(error) for duck in ducks}
-            else:
                 answers = {entry["name"]: _restart_problem(entry) for entry in document["ducks"]}
+            except Exception as error:  # noqa: BLE001 - the engine waits for an answer
+                answers = {duck.name: what_went_wrong(error) for duck in ducks}
             for duck in ducks:
                 self._done.put((duck.name, answers.get(duck.name, "the probe left it out")))
 
         self._restarters.do(job)
 
-    def switch(self, duck: Duck, backend: str) -> None:
+    def switch(self, duck: Duck, means: Means) -> None:
         def job() -> None:
             problem = ""
             try:
-                _switch(_backend_of(duck, self._fleet, backend))
-            except (DuckError, OSError) as error:
-                problem = f"{backend}: {error}"
+                _switch(power_ladder(duck, self._fleet)[means.rung])
+            except Exception as error:  # noqa: BLE001 - the engine waits for an answer
+                problem = f"{means.backend}: {what_went_wrong(error)}"
             self._done.put((duck.name, problem))
 
         self._switchers.do(job)
@@ -153,8 +154,8 @@ def _is_off(duck: Duck, fleet: Fleet) -> bool:
             continue
         try:
             state = backend.state()
-        except (DuckError, OSError) as error:
-            detail(f"{duck.name}: {backend.describe()}: {error}")
+        except Exception as error:  # noqa: BLE001 - the next backend, and the other ducks, go on
+            detail(f"{duck.name}: {backend.name}: {what_went_wrong(error)}")
             continue
         if state is not PowerState.UNKNOWN:
             return state is PowerState.OFF
@@ -165,10 +166,6 @@ def _restart_problem(entry: Mapping[str, Any]) -> str:
     if entry.get("rebooted"):
         return ""
     return str(entry.get("error") or "it did not confirm REBOOT")
-
-
-def _backend_of(duck: Duck, fleet: Fleet, name: str) -> PowerBackend:
-    return next(backend for backend in power_ladder(duck, fleet) if backend.name == name)
 
 
 def _all_of(source: queue.SimpleQueue[Item]) -> list[Item]:

@@ -37,7 +37,7 @@ LOOKS_AT_ONCE = 2
 RELOAD_BEGIN_S = 30.0
 RELOAD_S = 900.0
 BY_HAND_S = 900.0  # a person walks to the shelf and switches boxes on
-PROTOCOL = "reboot"
+PROTOCOL = "reboot"  # its name in the inventory
 FELL_SILENT = "it was up, and fell silent during the run"
 
 
@@ -61,17 +61,31 @@ class Eyes(Protocol):
         """Finished looks: the names asked for, and the probe's document (None: it failed)."""
 
 
+@dataclass(frozen=True)
+class Means:
+    """One way to bring a duck up: the protocol, or a power backend by its place in the ladder.
+
+    The name alone would not do: a duck may have two backends of one kind.
+    """
+
+    backend: str
+    rung: int = -1
+
+
 class Hands(Protocol):
     """Restarts and switches ducks in the background."""
 
     def restart(self, ducks: Sequence[Duck]) -> None:
         """Ask by protocol."""
 
-    def switch(self, duck: Duck, backend: str) -> None:
-        """Use one of its power backends."""
+    def switch(self, duck: Duck, means: Means) -> None:
+        """Use the power backend that ``means`` names."""
 
     def done(self) -> list[tuple[str, str]]:
         """Finished jobs: the duck, and why it did not work (empty: it did)."""
+
+
+BY_PROTOCOL = Means(PROTOCOL)
 
 
 class Ears(Protocol):
@@ -87,7 +101,7 @@ class Course:
 
     plan: DuckPlan
     record: DuckRecord
-    means: list[str]
+    means: list[Means]
     entered_s: float
     reload: bool = False  # it served before: wait until it does again
     busy: bool = False  # a switch is at work
@@ -159,10 +173,11 @@ class Engine:
         for plan in plans:
             name = plan.duck.name
             record = records[name]
-            switches = [backend for backend in ladders.get(name, ()) if backend != PROTOCOL]
-            means = [PROTOCOL] if plan.do is Do.RESTART else []
+            ladder = [Means(backend, rung) for rung, backend in enumerate(ladders.get(name, ()))]
+            switches = [means for means in ladder if means.backend != PROTOCOL]
+            means = [BY_PROTOCOL] if plan.do is Do.RESTART else []
             if plan.do not in (Do.KEEP, Do.LEAVE, Do.REPORT, Do.BY_HAND):
-                means += [backend for backend in switches for _ in range(2)]
+                means += [switch for switch in switches for _ in range(2)]
             # A wait that an earlier run began goes on; a clock that was set back starts it anew.
             waited_s = max(0.0, wall_s - record.since_s) if record.state in WAITING else 0.0
             serves = answers.get(name, {}).get("state") == "serving"
@@ -292,7 +307,7 @@ class Engine:
 
     def _is_to_restart(self, course: Course) -> bool:
         """Up still, but its restart has not begun."""
-        return course.plan.do is Do.RESTART and PROTOCOL in course.means
+        return course.plan.do is Do.RESTART and BY_PROTOCOL in course.means
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -303,15 +318,15 @@ class Engine:
         was started without need of a second time.
         """
         asked: list[tuple[str, Event]] = []
-        chosen: list[tuple[Course, str]] = []
+        chosen: list[tuple[Course, Means]] = []
         for course in courses:
             is_final = course.record.state is State.FAILED and course.record.step is Step.VERIFY
-            if not course.means or (is_final and PROTOCOL not in course.means):
+            if not course.means or (is_final and BY_PROTOCOL not in course.means):
                 course.settled, course.failure = True, course.record
                 continue
             means = course.means.pop(0)
-            kind = Kind.REBOOT if means == PROTOCOL else Kind.BOOT
-            reason = f"{means}: {course.plan.why}"
+            kind = Kind.REBOOT if means == BY_PROTOCOL else Kind.BOOT
+            reason = f"{means.backend}: {course.plan.why}"
             if kind is Kind.REBOOT and course.reload:
                 asked.append((course.plan.duck.name, Event(Kind.DRAIN, self._clock.wall_s())))
             event = Event(kind, self._clock.wall_s(), reason, course.plan.old_boot_id)
@@ -319,11 +334,11 @@ class Engine:
             chosen.append((course, means))
             course.busy = True
         self._apply(asked)
-        by_protocol = [course.plan.duck for course, means in chosen if means == PROTOCOL]
+        by_protocol = [course.plan.duck for course, means in chosen if means == BY_PROTOCOL]
         for first in range(0, len(by_protocol), LOOK_DUCKS_MAX):
             self._hands.restart(by_protocol[first : first + LOOK_DUCKS_MAX])
         for course, means in chosen:
-            if means != PROTOCOL:
+            if means != BY_PROTOCOL:
                 self._hands.switch(course.plan.duck, means)
 
     def _look(self) -> None:

@@ -48,6 +48,8 @@ DUCKCTL_BASE_RANK = {
     "patterns": 5,
     "yaml_source": 5,
     "inventory_fields": 7,
+    "power_options": 5,
+    "rights": 5,
     "process": 5,
     "keys": 5,
     "model_dir": 5,

@@ -11,7 +11,7 @@ from duckctl.inventory import Duck, Fleet, load_inventory
 from duckctl.lifecycle.machine import Event, Kind
 from duckctl.lifecycle.store import Store
 from duckctl.lifecycle.verify import Expectation
-from duckctl.provision.engine import Engine, Senses
+from duckctl.provision.engine import Engine, Means, Senses
 
 BUILD = "ab" * 20
 OTHER_BUILD = "cd" * 20
@@ -99,6 +99,7 @@ class Box:
     answers: bool = False
     told: int = 0
     switched: list[str] = field(default_factory=list)
+    rungs: list[int] = field(default_factory=list)  # of the ladder, for each switch
 
 
 class World:
@@ -130,11 +131,12 @@ class World:
                 self._start(box)
             self._done.append((duck.name, ""))
 
-    def switch(self, duck: Duck, backend: str) -> None:
+    def switch(self, duck: Duck, means: Means) -> None:
         box = self.boxes[duck.name]
-        box.switched.append(backend)
-        if backend in self.refuses:
-            self._done.append((duck.name, f"{backend}: no answer"))
+        box.switched.append(means.backend)
+        box.rungs.append(means.rung)
+        if means.backend in self.refuses:
+            self._done.append((duck.name, f"{means.backend}: no answer"))
             return
         self._start(box)
         self._done.append((duck.name, ""))

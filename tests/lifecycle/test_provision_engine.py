@@ -151,6 +151,18 @@ def test_a_switch_that_fails_is_tried_twice(fleet: Fleet) -> None:
     assert world.boxes["duck01"].switched == ["command", "command"]
 
 
+def test_two_backends_of_one_kind_are_each_tried_twice(fleet: Fleet) -> None:
+    """In the inventory's order, told apart by their place in it."""
+
+    def stay_dark(box: Box) -> None:
+        box.up_after_s = None
+
+    world = World(boxes(fleet, stay_dark))
+    run(fleet, world, ladder=("reboot", "command", "wol", "command"))
+    assert world.boxes["duck01"].switched == ["command"] * 2 + ["wol"] * 2 + ["command"] * 2
+    assert world.boxes["duck01"].rungs == [1, 1, 2, 2, 3, 3]
+
+
 def test_reboot_escalates_from_protocol_to_power(fleet: Fleet) -> None:
     """A hung system accepts REBOOT and does not obey it: only a new boot id ends the wait, then the
     power switch is used."""

@@ -6,10 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from power_kit import fleet_with, free_port, ladder_with, password_file
@@ -145,14 +148,17 @@ def test_ipmi_with_a_wrong_password_is_named(tmp_path: Path, controller: BoardCo
 
 
 def test_a_password_file_is_nobody_elses(tmp_path: Path) -> None:
-    """Others may not read it, it may not be missing or empty: each has its message."""
+    """Others may not read it, it may not be missing, empty or binary: each has its message."""
     (bmc,) = ladder_with(tmp_path, ipmi(tmp_path, 623))
     path = tmp_path / "bmc.password"
     path.chmod(0o644)
     with pytest.raises(PowerError, match="can be read by others"):
         bmc.state()
-    path.write_text("")
+    path.write_bytes(b"quack\xff\n")
     path.chmod(0o600)
+    with pytest.raises(PowerError, match=r"is not UTF-8$"):
+        bmc.state()
+    path.write_text("")
     with pytest.raises(PowerError, match="is empty"):
         bmc.state()
     path.unlink()
@@ -271,3 +277,49 @@ def test_redfish_does_not_guess_between_systems(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.wait(10)
+
+
+class Confused(BaseHTTPRequestHandler):
+    """A board whose firmware answers null where a list or an object is due."""
+
+    answers: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        body = self.answers.get(self.path, b"null")
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing on stderr."""
+
+
+SYSTEMS = "/redfish/v1/Systems"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({SYSTEMS: b'{"Members": null}'}, "it has 0 systems"),
+        ({SYSTEMS: b'{"Members": [null, 7]}'}, "it has 0 systems"),
+        ({f"{SYSTEMS}/1": b'{"PowerState": "On", "Actions": null}'}, "no action"),
+        ({f"{SYSTEMS}/1": b'{"PowerState": ["On"]}'}, "no action"),
+    ],
+)
+def test_a_confused_board_is_named(
+    tmp_path: Path, answers: dict[str, bytes], expected: str
+) -> None:
+    """Its answer is an error of the board, not of this program."""
+    Confused.answers = {SYSTEMS: b'{"Members": [{"@odata.id": "/redfish/v1/Systems/1"}]}'} | answers
+    with ThreadingHTTPServer(("127.0.0.1", 0), Confused) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            board = redfish_power(tmp_path, server.server_address[1])
+            with pytest.raises(PowerError, match=expected):
+                board.act(Action.CYCLE)
+            if b"[" in answers.get(f"{SYSTEMS}/1", b""):
+                with pytest.raises(PowerError, match="is none of"):
+                    board.state()
+        finally:
+            server.shutdown()

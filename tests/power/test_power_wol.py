@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from power_kit import MAC, fleet_with, ladder_with
 
-from duckctl.power.backend import Action, PowerError, PowerState
+from duckctl.inventory import InventoryError
+from duckctl.power.backend import Action, PowerError, PowerState, PowerTarget
 from duckctl.power.ladder import power_ladder
-from duckctl.power.wol import magic_packet, raw_frame
+from duckctl.power.wol import WolPower, magic_packet, raw_frame
 
 OCTETS = bytes.fromhex(MAC.replace(":", ""))
 MAGIC = b"\xff" * 6 + OCTETS * 16
@@ -42,8 +43,11 @@ def test_only_on_and_no_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mac", ["a8:b8:e0:21:01", "duck", "a8b8e021010b"])
 def test_a_bad_address_is_named(tmp_path: Path, mac: str) -> None:
-    """The option is checked before anything is sent."""
-    (wol,) = ladder_with(tmp_path, f"{{backend: wol, mac: '{mac}'}}")
+    """The option is checked when it is read, and again before anything is sent."""
+    with pytest.raises(InventoryError, match=f"option 'mac' .*'{mac}' is not a MAC address"):
+        ladder_with(tmp_path, f"{{backend: wol, mac: '{mac}'}}")
+    fleet = fleet_with(tmp_path, "{backend: wol}")
+    wol = WolPower(PowerTarget(fleet.ducks[0], fleet), mac)
     with pytest.raises(PowerError, match=f"found '{mac}'"):
         wol.act(Action.ON)
 
