@@ -13,6 +13,12 @@ from duckctl.inventory import Domain, Duck, Fleet
 from duckctl.keys import pins_path
 
 SCHEMA_VERSION = 1
+DUCKS_MAX = 64  # of one host transport, so of one fleet file (DUCKHOST_DUCKS_MAX)
+
+
+def in_batches(ducks: Sequence[Duck]) -> list[Sequence[Duck]]:
+    """As many ducks as one fleet file may name, in their order."""
+    return [ducks[first : first + DUCKS_MAX] for first in range(0, len(ducks), DUCKS_MAX)]
 
 
 def fleet_document(fleet: Fleet, ducks: Sequence[Duck] | None = None) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from duckctl.calibration import DuckCalibration
 from duckctl.errors import DuckError, ExitCode
-from duckctl.fleet_file import fleet_document, write_json
+from duckctl.fleet_file import fleet_document, in_batches, write_json
 from duckctl.inventory import Duck, Fleet
 from duckctl.keys import check_key
 from duckctl.native import native_path
@@ -21,6 +22,7 @@ from duckctl.vital_signs import Concern, Gravity, concerns
 
 PROBE_SCHEMA_VERSION = 1
 PROBE_MARGIN_S = 20.0  # start of the interpreter on a busy machine
+PROBES_AT_ONCE = 2  # each is a process; more only wait for a CPU
 
 
 class ProbeError(DuckError):
@@ -74,7 +76,7 @@ def probe(
     extra: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The probe's document (docs/reference/fleet.md) for some ducks of a fleet.
+    """The probe's document (docs/reference/fleet.md) for at most 64 ducks of a fleet.
 
     ``prefix``: words in front of the command, that run it in another network namespace.
     """
@@ -110,6 +112,19 @@ def probe(
             "use duckctl and host_runtime of the same installation",
         )
     return document
+
+
+def probe_all(
+    fleet: Fleet, ducks: Sequence[Duck], timeout_s: float, extra: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One document for any number of ducks, in their order: several probes, a few at a time."""
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+        documents = list(
+            pool.map(lambda batch: probe(fleet, batch, timeout_s, extra), in_batches(ducks))
+        )
+    entries = [entry for document in documents for entry in document["ducks"]]
+    first = documents[0] if documents else {"schema_version": PROBE_SCHEMA_VERSION, "build": ""}
+    return {**first, "ducks": entries}
 
 
 def _own_words(stderr: str, code: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from duckctl import calibration
 from duckctl.calibration import Calibration
 from duckctl.errors import DuckError
-from duckctl.fleet_file import fleet_document, write_json
+from duckctl.fleet_file import fleet_document, in_batches, write_json
 from duckctl.inventory import Duck, Fleet
 from duckctl.native import native_path
 
@@ -63,9 +63,9 @@ def measure(
 
     ``prefix``: words in front of the command, that run it in another network namespace.
     """
+    figures: list[DuckFigures] = []
     with tempfile.TemporaryDirectory(prefix="duckctl-") as folder:
         fleet_file = Path(folder) / "fleet.json"
-        write_json(fleet_file, fleet_document(fleet, ducks))
         regions = [_write_region(Path(folder), fmt, region_mib) for fmt in formats]
         arguments = [
             *prefix,
@@ -75,8 +75,16 @@ def measure(
             *(word for region in regions for word in ("--region", region)),
         ]
         limit_s = BASE_LIMIT_S + len(formats) * region_mib / MIB_PER_S_MIN
-        document = _run(arguments, limit_s)
-    figures = [_figures(entry) for entry in document["ducks"]]
+        for batch in in_batches(ducks):
+            write_json(fleet_file, fleet_document(fleet, batch))
+            measured = [_figures(entry) for entry in _run(arguments, limit_s)["ducks"]]
+            _keep(fleet, measured)
+            figures += measured
+    return figures
+
+
+def _keep(fleet: Fleet, figures: Sequence[DuckFigures]) -> None:
+    """Records the figures of the ducks that could be measured."""
     now = time.time()
     calibration.record(
         fleet,
@@ -88,7 +96,6 @@ def measure(
             if not duck.problem
         },
     )
-    return figures
 
 
 def fastest_format(figures: Sequence[DuckFigures], formats: Sequence[str] = FORMATS) -> str:

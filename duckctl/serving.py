@@ -20,7 +20,7 @@ from typing import Any
 
 from duckctl.console import talk
 from duckctl.errors import DuckError, UnreachableError, UsageError
-from duckctl.fleet_file import fleet_document, write_json
+from duckctl.fleet_file import DUCKS_MAX, fleet_document, write_json
 from duckctl.health import fleet_health, probe
 from duckctl.inventory import Fleet
 from duckctl.keys import check_key
@@ -182,6 +182,11 @@ def check_port(host: str, port: int) -> None:
 
 def check_ducks(fleet: Fleet) -> None:
     """Every duck answers, with this host's build and without a fault of its own."""
+    if len(fleet.ducks) > DUCKS_MAX:
+        raise UsageError(
+            f"at most {DUCKS_MAX} ducks can serve one model; {fleet.path} has {len(fleet.ducks)}",
+            "serve with an inventory of a part of them: duckctl serve --inventory FILE",
+        )
     check_key(fleet.key_file)
     report = fleet_health(probe(fleet, fleet.ducks, PROBE_TIMEOUT_S))
     silent = [duck for duck in report.ducks if not duck.reachable]

@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from duckctl.errors import DuckError
-from duckctl.fleet_file import fleet_document, write_json
-from duckctl.inventory import Fleet
+from duckctl.errors import DuckError, ExitCode, UnreachableError, UsageError
+from duckctl.fleet_file import fleet_document, in_batches, write_json
+from duckctl.inventory import Duck, Fleet
 from duckctl.keys import check_key
 from duckctl.native import native_path
 
@@ -24,12 +24,41 @@ class TrustError(DuckError):
     """The pins could not be read or changed."""
 
 
-def run_trust(fleet: Fleet, action: str, names: Sequence[str], timeout_s: float) -> dict[str, Any]:
-    """``ls``, ``forget`` or ``accept``; the document of docs/reference/trust.md afterwards."""
+# What the process's exit codes mean.
+ERRORS: Mapping[int, type[DuckError]] = {
+    ExitCode.USAGE: UsageError,
+    ExitCode.UNREACHABLE: UnreachableError,
+}
+
+
+def pins_of(fleet: Fleet) -> dict[str, Any]:
+    """All pins; the document of docs/reference/trust.md."""
+    return _run_trust(fleet, None, "ls", (), 1.0)
+
+
+def forget(fleet: Fleet, names: Sequence[str]) -> dict[str, Any]:
+    """Drops the pins of ducks, in the inventory or no more; all pins afterwards."""
+    return _run_trust(fleet, None, "forget", names, 1.0)
+
+
+def accept(fleet: Fleet, ducks: Sequence[Duck], timeout_s: float) -> dict[str, Any]:
+    """Asks these ducks, and no other, for their keys and pins them; their pins afterwards."""
+    documents = []
+    for batch in in_batches(ducks):
+        names = [duck.name for duck in batch]
+        documents.append(_run_trust(fleet, batch, "accept", names, timeout_s))
+    wanted = {duck.name for duck in ducks}
+    entries = [entry for document in documents for entry in document["ducks"]]
+    return {**documents[0], "ducks": [entry for entry in entries if entry["name"] in wanted]}
+
+
+def _run_trust(
+    fleet: Fleet, ducks: Sequence[Duck] | None, action: str, names: Sequence[str], timeout_s: float
+) -> dict[str, Any]:
     check_key(fleet.key_file)
     with tempfile.TemporaryDirectory(prefix="duckctl-") as folder:
         fleet_file = Path(folder) / "fleet.json"
-        write_json(fleet_file, fleet_document(fleet))
+        write_json(fleet_file, fleet_document(fleet, ducks))
         arguments = [
             *(sys.executable, "-P", "-m", "host_runtime.fleet.trust"),
             *("--fleet", str(fleet_file), "--library", str(native_path("libduckhost.so"))),
@@ -54,12 +83,12 @@ def run_trust(fleet: Fleet, action: str, names: Sequence[str], timeout_s: float)
     return document
 
 
-def _own_error(stderr: str, code: int) -> TrustError:
-    """The process's own words: ``error: ...`` and ``hint: ...``."""
+def _own_error(stderr: str, code: int) -> DuckError:
+    """The process's own words, ``error: ...`` and ``hint: ...``, and its exit code."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     message = next((line for line in lines if line.startswith("error:")), "")
     hint = next((line for line in lines if line.startswith("hint:")), "")
     fallback = lines[-1] if lines else f"it ended with exit code {code}"
-    return TrustError(
+    return ERRORS.get(code, TrustError)(
         message.removeprefix("error:").strip() or fallback, hint.removeprefix("hint:").strip()
     )

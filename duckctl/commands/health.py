@@ -14,7 +14,7 @@ import typer
 from duckctl.calibration import DuckCalibration, load
 from duckctl.console import console, human_bytes, print_json, print_table, talk, warn
 from duckctl.errors import ExitCode, UsageError
-from duckctl.health import DuckHealth, FleetHealth, fleet_health, probe
+from duckctl.health import DuckHealth, FleetHealth, fleet_health, probe_all
 from duckctl.inventory import Duck, Fleet
 from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.choose import choose
@@ -75,7 +75,7 @@ def health(
 
 
 def _ask(fleet: Fleet, ducks: Sequence[Duck], timeout: float) -> FleetHealth:
-    return fleet_health(probe(fleet, ducks, timeout, ("--stats",)), fleet, load(fleet))
+    return fleet_health(probe_all(fleet, ducks, timeout, ("--stats",)), fleet, load(fleet))
 
 
 def _show(

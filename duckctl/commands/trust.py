@@ -9,10 +9,10 @@ from typing import Any
 
 import typer
 
+from duckctl import trust as pins
 from duckctl.console import print_json, print_table, talk
-from duckctl.inventory import Fleet, select
+from duckctl.inventory import select
 from duckctl.inventory_choice import choose_inventory
-from duckctl.trust import run_trust
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -46,7 +46,7 @@ def ls(inventory: Path | None = INVENTORY, as_json: bool = AS_JSON) -> None:
       duckctl trust ls
       duckctl trust ls --json | jq '.ducks[] | select(.identity == null)'
     """
-    _show(run_trust(choose_inventory(inventory), "ls", (), 1.0), as_json)
+    _show(pins.pins_of(choose_inventory(inventory)), as_json)
 
 
 @app.command()
@@ -61,16 +61,17 @@ def accept(
     Do this for a duck that you replaced or installed anew. Compare the key that is shown with the
     one on the duck's own console if somebody else may be on the network.
 
+    Exit code 4: a duck does not answer; those before it are pinned.
+
     \b
     Examples:
       duckctl trust accept duck07
       duckctl trust accept 'duck[01-08]' --inventory inventory/rack32.yml
     """
     fleet = choose_inventory(inventory)
-    names = _names(fleet, limit)
-    document = run_trust(fleet, "accept", names, timeout)
-    _show(_only(document, names), as_json)
-    talk(f"pinned {len(names)} key{'s' if len(names) > 1 else ''} anew")
+    ducks = select(fleet, limit)
+    _show(pins.accept(fleet, ducks, timeout), as_json)
+    talk(f"pinned {len(ducks)} key{'s' if len(ducks) > 1 else ''} anew")
 
 
 @app.command()
@@ -86,15 +87,7 @@ def forget(
       duckctl trust forget duck07
       duckctl trust forget duck07 duck08 --inventory inventory/rack32.yml
     """
-    _show(run_trust(choose_inventory(inventory), "forget", name, 1.0), as_json)
-
-
-def _names(fleet: Fleet, limit: str) -> list[str]:
-    return [duck.name for duck in select(fleet, limit)]
-
-
-def _only(document: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    return {**document, "ducks": [duck for duck in document["ducks"] if duck["name"] in names]}
+    _show(pins.forget(choose_inventory(inventory), name), as_json)
 
 
 def _show(document: Mapping[str, Any], as_json: bool) -> None:

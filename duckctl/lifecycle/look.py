@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from duckctl.health import ProbeError, probe
+from duckctl.health import ProbeError, probe_all
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.machine import DuckRecord
 from duckctl.lifecycle.observe import events_of
 from duckctl.lifecycle.store import Store
 from duckctl.lifecycle.verify import Expectation
 
-DUCKS_PER_PROBE = 64  # of one host transport
-PROBES_AT_ONCE = 2  # each is a process; more only wait for a CPU
 LOOK_TIMEOUT_S = 1.0
 
 
@@ -42,11 +39,8 @@ def look_at(
 
     ``extra``: more words for the probe, such as ``--no-pin``.
     """
-    cuts = range(0, len(ducks), DUCKS_PER_PROBE)
-    groups = [ducks[first : first + DUCKS_PER_PROBE] for first in cuts]
     try:
-        with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-            documents = list(pool.map(lambda group: probe(fleet, group, timeout_s, extra), groups))
+        document = probe_all(fleet, ducks, timeout_s, extra)
     except ProbeError as error:
         if "Cannot assign requested address" not in error.message:
             raise
@@ -55,8 +49,8 @@ def look_at(
             f"set the host up: duckctl host setup -i {fleet.path}; a lab of virtual boxes: "
             "duckctl lab exec -- duckctl ...",
         ) from error
-    answers = {str(entry["name"]): entry for doc in documents for entry in doc["ducks"]}
-    return Look(str(documents[0]["build"]) if documents else "", answers)
+    answers = {str(entry["name"]): entry for entry in document["ducks"]}
+    return Look(str(document["build"]), answers)
 
 
 def refresh(

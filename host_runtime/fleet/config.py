@@ -67,8 +67,11 @@ class FleetConfig:
         return [domain.name for domain in self.domains].index(duck.domain)
 
 
-def load_fleet(path: Path) -> FleetConfig:
-    """Read and check a fleet file; raises FileFormatError."""
+def load_fleet(path: Path, ducks_max: int = DUCKS_MAX) -> FleetConfig:
+    """Read and check a fleet file; raises FileFormatError.
+
+    ``ducks_max``: more than DUCKS_MAX for a caller that opens no transport.
+    """
     root = read_json_object(path, "fleet file")
     root.version(SCHEMA_VERSION)
     name = root.text("name")
@@ -82,9 +85,10 @@ def load_fleet(path: Path) -> FleetConfig:
     names = [domain.name for domain in domains]
     for twice in sorted({entry for entry in names if names.count(entry) > 1}):
         raise root.fail("domains", f"the name '{twice}' appears twice")
-    ducks = tuple(_duck(entry, names, slot) for slot, entry in enumerate(root.children("ducks")))
-    if not 1 <= len(ducks) <= DUCKS_MAX:
-        raise root.fail("ducks", f"expected 1 to {DUCKS_MAX} ducks, found {len(ducks)}")
+    entries = list(root.children("ducks"))
+    if not 1 <= len(entries) <= ducks_max:
+        raise root.fail("ducks", f"expected 1 to {ducks_max} ducks, found {len(entries)}")
+    ducks = tuple(_duck(entry, names, slot, ducks_max) for slot, entry in enumerate(entries))
     _refuse_twins(root, ducks)
     root.finish()
     return FleetConfig(name, key_file, pins_file, domains, ducks)
@@ -143,13 +147,13 @@ def _cpu(entry: JsonObject) -> int | None:
     return entry.integer("cpu", 0, CPUS_MAX - 1)
 
 
-def _duck(entry: JsonObject, domains: list[str], slot: int) -> DuckConfig:
+def _duck(entry: JsonObject, domains: list[str], slot: int, ducks_max: int) -> DuckConfig:
     duck = DuckConfig(
         name=_name(entry),
         domain=entry.choice("domain", domains),
         address=_address(entry, "address", null=False) or "",
         port=entry.integer("port", 1, 65535),
-        slot=entry.integer("slot", 0, DUCKS_MAX - 1),
+        slot=entry.integer("slot", 0, ducks_max - 1),
         identity=_policy(entry),
     )
     if duck.slot != slot:

@@ -30,6 +30,7 @@ from host_runtime.transport import Transport, TransportCode, TransportError, Tra
 
 SCHEMA_VERSION = 1
 LOG_REPLIES_MAX = 1024
+SILENCE_MS_MIN = 1000  # must be longer than the transport's ping_ms; requests end at --timeout
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fleet = load_fleet(options.fleet)
         _refuse_unknown(fleet, [*options.log, *options.reboot])
         timeout_ms = max(1, int(options.timeout * 1000))
-        settings = TransportOptions(silence_ms=timeout_ms)
+        settings = TransportOptions(silence_ms=max(timeout_ms, SILENCE_MS_MIN))
         with connect(fleet, options.library, settings, remember=not options.no_pin) as transport:
             document = probe(transport, fleet, timeout_ms, options)
     except HostError as error:

@@ -4,7 +4,8 @@
                                        ls | forget NAME... | accept NAME...
 
 ``accept`` asks each named duck for its key and pins it, whatever was pinned before. Exit 0 when the
-document is printed, 1 when it could not be done, 2 on wrong arguments. ``duckctl trust`` runs this.
+document is printed, 1 when it could not be done, 2 on wrong arguments (a name that is none, too),
+4 when a duck does not answer. ``duckctl trust`` runs this.
 """
 
 from __future__ import annotations
@@ -17,19 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from host_runtime.errors import HostError
-from host_runtime.fleet.config import FleetConfig, load_fleet
+from host_runtime.fleet.config import DUCKS_MAX, FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.pins import Pin, PinStore, fingerprint
-from host_runtime.transport import TransportOptions
+from host_runtime.transport import TransportCode, TransportError, TransportOptions
 
 SCHEMA_VERSION = 1
+PINS_MAX = 4096  # ducks whose pins are looked after; only `accept` opens a transport
+EXIT_FAILURE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 4
+
+
+class UnknownNameError(HostError):
+    """Neither a duck of the fleet nor a pinned one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     options = _parse(arguments)
     try:
-        fleet = load_fleet(options.fleet)
+        is_asked = options.action == "accept"
+        fleet = load_fleet(options.fleet, DUCKS_MAX if is_asked else PINS_MAX)
         store = PinStore(fleet.pins_file)
         names = _checked(fleet, store, options.names)
         if options.action == "forget":
@@ -42,9 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:
             sys.stderr.write(f"  hint: {error.hint}\n")
-        return 1
+        return _exit_code(error)
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
     return 0
+
+
+def _exit_code(error: HostError) -> int:
+    if isinstance(error, UnknownNameError):
+        return EXIT_USAGE
+    is_silence = isinstance(error, TransportError) and error.code is TransportCode.UNREACHABLE
+    return EXIT_UNREACHABLE if is_silence else EXIT_FAILURE
 
 
 def _accept(
@@ -65,7 +80,9 @@ def _checked(fleet: FleetConfig, store: PinStore, names: Sequence[str]) -> list[
     pinned = store.load()
     for name in names:
         if name not in known and name not in pinned:
-            raise HostError(f"the fleet has no duck '{name}'", f"its ducks: {', '.join(known)}")
+            raise UnknownNameError(
+                f"the fleet has no duck '{name}'", f"its ducks: {', '.join(known)}"
+            )
     return list(names)
 
 

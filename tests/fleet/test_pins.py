@@ -138,5 +138,5 @@ def test_a_duck_with_another_key_is_refused_until_accepted(
         assert [event["what"] for event in told["ducks"][0]["events"]] == ["first use", "accepted"]
         assert ask(tmp_path, "forget", "d02") == 0
         assert "d02" not in PinStore(fleet.pins_file).load()
-        assert ask(tmp_path, "forget", "d09") == 1
+        assert ask(tmp_path, "forget", "d09") == 2
         assert "no duck 'd09'" in capsys.readouterr().err
