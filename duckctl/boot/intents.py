@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from duckctl.errors import DuckError
 from duckctl.fleet_file import write_json
+from duckctl.rights import told
 
 SCHEMA_VERSION = 1
 FILE_BYTES_MAX = 8 << 20
@@ -117,9 +118,10 @@ class Intents:
 
         Call it when a duck came up; the loop detector counts anew from here.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.hellos.open("a", encoding="utf-8") as file:
-            file.write(f"{duck}\n")
+        with told(self.hellos):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.hellos.open("a", encoding="utf-8") as file:
+                file.write(f"{duck}\n")
         entry = self.read().get(duck)
         if entry is None or not (entry.one_shot or entry.action == "held"):
             return False
@@ -148,14 +150,18 @@ class Intents:
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Intent]]:
         """The entries, written back when the block ends without an error."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+        lock_path = self.path.with_name(f".{self.path.name}.lock")
+        with told(lock_path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            opened = lock_path.open("w")
+        with opened as lock:
             _take(lock.fileno(), self.path)
             entries = self.read()
             before = dict(entries)
             yield entries
             if entries != before:
-                write_json(self.path, _document(entries))
+                with told(self.path):
+                    write_json(self.path, _document(entries))
 
 
 def _take(descriptor: int, path: Path) -> None:

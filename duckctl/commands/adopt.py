@@ -22,6 +22,7 @@ from duckctl.provision.adoption import (
     choose_domain,
     free_address,
     next_slot,
+    read_text,
     unusable_card,
 )
 
@@ -56,19 +57,24 @@ def adopt_command(
     fleet = choose_inventory(inventory)
     card = _read_mac(mac, force)
     _refuse_known(fleet, card)
-    text = fleet.path.read_text(encoding="utf-8")
+    wanted = _read_address(address)
     with open_store(fleet) as store:
         listen(fleet, store)
         seen = {sighting.mac: sighting for sighting in store.sightings()}.get(card)
         standing = next((duck for duck in fleet.ducks if duck.name == name), None)
         if standing is not None and domain not in (None, standing.domain.name):
             raise UsageError(f"{name} stands in {standing.domain.name}, not in {domain}")
+        if standing is not None and wanted not in (None, standing.address):
+            raise UsageError(
+                f"{name} stands in {fleet.path} with the address {standing.address}, not {wanted}",
+                "leave --address out, or change the address in the file first",
+            )
         if standing is not None:
             place, own = standing.domain, standing.address
         else:
             place = choose_domain(fleet, domain, seen.place if seen else "")
-            own = IPv4Address(address) if address else free_address(fleet, place)
-        new = NewDuck(name, card, place.name, own, next_slot(fleet, text))
+            own = wanted or free_address(fleet, place)
+        new = NewDuck(name, card, place.name, own, next_slot(fleet, read_text(fleet.path)))
         changed = adopt(fleet.path, new)
         store.unsight(card)
         history = [Event(Kind.DISCOVER, seen.first_s, seen.detail)] if seen else []
@@ -91,6 +97,13 @@ def _read_mac(text: str, force: bool) -> str:
     if problem and not force:
         raise UsageError(f"{mac}: {problem}", "adopt the card of another port, or use --force")
     return mac
+
+
+def _read_address(text: str | None) -> IPv4Address | None:
+    try:
+        return IPv4Address(text) if text is not None else None
+    except ValueError:
+        raise UsageError(f"--address '{text}' is not an IPv4 address such as 10.21.1.15") from None
 
 
 def _refuse_known(fleet: Fleet, mac: str) -> None:

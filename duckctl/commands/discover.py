@@ -11,7 +11,7 @@ from duckctl.console import print_json, print_table, talk
 from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.boot_log import listen, unknown_cards
 from duckctl.lifecycle.report import age
-from duckctl.lifecycle.store import Sighting, open_store
+from duckctl.lifecycle.store import Sighting, open_to_read
 from duckctl.provision.adoption import unusable_card
 
 app = typer.Typer()
@@ -36,7 +36,7 @@ def discover(
       duckctl adopt a8:b8:e0:21:01:0b --name duck05 --inventory rack.yml
     """
     fleet = choose_inventory(inventory)
-    with open_store(fleet) as store:
+    with open_to_read(fleet, insist=forget) as store:
         listen(fleet, store)
         if forget:
             for sighting in store.sightings():

@@ -15,7 +15,7 @@ from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.boot_log import listen
 from duckctl.lifecycle.choose import choose
 from duckctl.lifecycle.report import event_document
-from duckctl.lifecycle.store import StoredEvent, open_store
+from duckctl.lifecycle.store import StoredEvent, open_to_read
 
 app = typer.Typer()
 FOLLOW_S = 0.5
@@ -42,7 +42,7 @@ def events(
     """
     fleet = choose_inventory(inventory)
     names = None if pattern == "all" else [duck.name for duck in choose(fleet, pattern)]
-    with open_store(fleet) as store:
+    with open_to_read(fleet, insist=follow) as store:
         listen(fleet, store)
         newest = max((event.number for event in store.events(last=1)), default=0)
         found = store.events(ducks=names, last=last, run=run)

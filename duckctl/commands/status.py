@@ -27,7 +27,7 @@ from duckctl.lifecycle.report import (
     row,
     summary_line,
 )
-from duckctl.lifecycle.store import Store, open_store
+from duckctl.lifecycle.store import Store, open_to_read
 
 app = typer.Typer()
 
@@ -56,7 +56,7 @@ def status(
     """
     fleet = choose_inventory(inventory)
     ducks = choose(fleet, pattern)
-    with open_store(fleet) as store:
+    with open_to_read(fleet, insist=watch and offline) as store:
         if watch:
             _watch(fleet, store, ducks, period, offline, as_json)
             return

@@ -11,15 +11,18 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
+from duckctl.console import warn
 from duckctl.errors import DuckError
 from duckctl.inventory import Fleet
 from duckctl.lifecycle.machine import DuckRecord, Event, Kind, State, Step, transition
+from duckctl.rights import refusal
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6475636B  # "duck"
@@ -52,8 +55,26 @@ CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 MIGRATIONS: tuple[str, ...] = (SCHEMA,)
 
 
+DAMAGED = (
+    "if it is damaged, move it away: states are found anew by `duckctl status`, only the history "
+    "is lost"
+)
+NO_RIGHT = (sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+# By SQLite's primary code; whatever else it says may mean a damaged file.
+HINTS: Mapping[int, str] = {
+    sqlite3.SQLITE_BUSY: "another duckctl writes it; run the command again",
+    sqlite3.SQLITE_FULL: "the disk is full: make room and run the command again",
+    sqlite3.SQLITE_IOERR: "the disk does not read or write it: see `dmesg`, and whether it is full",
+    **dict.fromkeys(NO_RIGHT, "is it a file, and may this user read and write it and its folder?"),
+}
+
+
 class StoreError(DuckError):
     """The state file cannot be used."""
+
+
+class StoreRightsError(StoreError):
+    """The state file, or its folder, may not be written by this user."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +109,23 @@ def store_path(fleet: Fleet) -> Path:
 
 
 class Store:
-    """One open state file. Use it from one thread."""
+    """One open state file. Use it from one thread.
+
+    ``copy``: what is in the file now, in memory; nothing that is written stays.
+    """
 
     def __init__(
-        self, path: Path, run: str = "", events_max: int = EVENTS_MAX, read_only: bool = False
+        self,
+        path: Path,
+        run: str = "",
+        events_max: int = EVENTS_MAX,
+        read_only: bool = False,
+        copy: bool = False,
     ) -> None:
         self.path = path
         self.run = run
         self._events_max = events_max
-        self._db = _open(path, read_only)
+        self._db = _open_copy(path) if copy else _open(path, read_only)
         self._added = 0
         self._depth = 0
 
@@ -273,7 +302,25 @@ class Store:
 
 def open_store(fleet: Fleet, run: str = "", clock: Callable[[], float] = time.time) -> Store:
     """The state file of a fleet; ducks that the inventory names are registered in it."""
-    store = Store(store_path(fleet), run)
+    return _with_ducks(Store(store_path(fleet), run), fleet, clock)
+
+
+def open_to_read(fleet: Fleet, insist: bool = False) -> Store:
+    """The state file for a command that only shows what is in it.
+
+    Where this user may not write it, a copy; with ``insist`` that is an error: what others write
+    later would not be seen.
+    """
+    try:
+        return open_store(fleet)
+    except StoreRightsError as error:
+        if insist:
+            raise
+        warn(f"{error.message}; what is found out now is shown and not kept")
+    return _with_ducks(Store(store_path(fleet), copy=True), fleet, time.time)
+
+
+def _with_ducks(store: Store, fleet: Fleet, clock: Callable[[], float]) -> Store:
     known = store.states([duck.name for duck in fleet.ducks])
     new = [name for name, record in known.items() if record.state is State.UNKNOWN]
     event = Event(Kind.REGISTER, clock())
@@ -298,14 +345,49 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise StoreError(
-            f"the state file {path} cannot be used: {error}",
-            "if it is damaged, move it away: states are found anew by `duckctl status`, only the "
-            "history is lost",
-        ) from error
+        raise _explained(path, error) from error
+
+
+def _explained(path: Path, error: sqlite3.DatabaseError) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one
+    if code in NO_RIGHT and (refused := _refusal(path)):
+        message, hint = refused
+        return StoreRightsError(f"the state file {path} cannot be used: {message}", hint)
+    return StoreError(f"the state file {path} cannot be used: {error}", HINTS.get(code, DAMAGED))
+
+
+def _refusal(path: Path) -> tuple[str, str] | None:
+    """SQLite keeps two files beside its own (WAL): it needs the folder and each of them."""
+    beside = [path.with_name(f"{path.name}{end}") for end in ("", "-wal", "-shm")]
+    found = (refusal(file) for file in beside)
+    return next((refused for refused in found if refused), None)
+
+
+def _open_copy(path: Path) -> sqlite3.Connection:
+    """Reads a file that may not be written. Without a log beside it nobody is writing it, and
+    SQLite is told so: it would make the log's files otherwise."""
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    memory.row_factory = sqlite3.Row
+    with _told(path):
+        if path.exists():
+            alone = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+            address = f"file:{quote(str(path))}?mode=ro{alone}"
+            with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as db:
+                db.backup(memory)
+        _migrate(memory, path)
+    return memory
 
 
 def _open(path: Path, read_only: bool) -> sqlite3.Connection:
+    try:
+        return _open_file(path, read_only)
+    except StoreRightsError:
+        if not read_only:
+            raise
+        return _open_copy(path)
+
+
+def _open_file(path: Path, read_only: bool) -> sqlite3.Connection:
     with _told(path):
         if not path.parent.is_dir():
             raise StoreError(f"there is no folder {path.parent} for the state file")

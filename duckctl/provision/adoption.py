@@ -7,7 +7,9 @@ inventory refuses, leaves the file as it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import yaml
 
 from duckctl.errors import UsageError
 from duckctl.inventory import Domain, Fleet, load_inventory
+from duckctl.rights import told
 from duckctl.yaml_source import InventoryError
 
 
@@ -70,7 +73,22 @@ def free_address(fleet: Fleet, domain: Domain) -> IPv4Address:
 
 def next_slot(fleet: Fleet, text: str) -> int | None:
     """The next slot where the file gives slots; None where it leaves them to the order."""
-    return len(fleet.ducks) if "duck_slot" in text else None
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    values = [
+        value
+        for domain in fleet.domains
+        if (hosts := _hosts_of(root, domain.name)) is not None
+        for _, value in hosts.value
+        if isinstance(value, yaml.MappingNode)
+    ]
+    gives_slots = any(key.value == "duck_slot" for value in values for key, _ in value.value)
+    return len(fleet.ducks) if gives_slots else None
+
+
+def read_text(path: Path) -> str:
+    """The file as it is: line ends stay what they are."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return file.read()
 
 
 def with_duck(text: str, duck: NewDuck) -> str:
@@ -89,15 +107,15 @@ def with_duck(text: str, duck: NewDuck) -> str:
 
 def adopt(path: Path, duck: NewDuck) -> Fleet:
     """Edits the file, whole or not at all. Raises InventoryError when it would not be valid."""
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     new_text = with_duck(text, duck)
     target = path.resolve()
-    mode = stat.S_IMODE(target.stat().st_mode)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=".yml", dir=target.parent)
+    with told(target.parent):
+        descriptor, name = tempfile.mkstemp(".yml", f".{target.stem}.", target.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            _be_like(target, file.fileno())
             file.write(new_text)
             file.flush()
             os.fsync(file.fileno())
@@ -107,12 +125,21 @@ def adopt(path: Path, duck: NewDuck) -> Fleet:
             raise InventoryError(path, error.problems) from None
         if not any((d.name, d.mac) == (duck.name, duck.mac) for d in fleet.ducks):
             raise UsageError(f"{path} cannot be edited: its form is unusual", duck.line())
-        if path.read_text(encoding="utf-8") != text:
+        if read_text(path) != text:
             raise UsageError(f"{path} was changed meanwhile", "run the command again")
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     return load_inventory(path)
+
+
+def _be_like(old: Path, descriptor: int) -> None:
+    """Owner, group and mode of the old file; who is not root may keep only some of them."""
+    found = old.stat()
+    for owner, group in ((-1, found.st_gid), (found.st_uid, -1)):
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, owner, group)
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 
 # ---- places in the text --------------------------------------------------------------------------
@@ -136,11 +163,17 @@ def _with_line(text: str, duck: NewDuck, hosts: yaml.MappingNode) -> str:
         return f"{before}{comma} {duck.line()}{text[close:]}"
     key, value = hosts.value[-1]
     lines = text.splitlines(keepends=True)
-    last = _last_line(key, value)
-    if not lines[last].endswith("\n"):
-        lines[last] += "\n"
-    lines.insert(last + 1, " " * key.start_mark.column + duck.line() + "\n")
+    last, end = _last_line(key, value), _line_end(text)
+    if not lines[last].endswith(("\n", "\r")):
+        lines[last] += end
+    lines.insert(last + 1, " " * key.start_mark.column + duck.line() + end)
     return "".join(lines)
+
+
+def _line_end(text: str) -> str:
+    """Of the file's first line: editors on Windows write two characters."""
+    found = re.search(r"\r\n|\n|\r", text)
+    return found.group() if found else "\n"
 
 
 def _last_line(key: yaml.Node, value: yaml.Node) -> int:
@@ -169,7 +202,7 @@ def _with_mac(text: str, duck: NewDuck, key: yaml.Node, value: yaml.Node) -> str
             )
     entry = f'duck_mac: "{duck.mac}"'
     first = value.value[0][0].start_mark
-    separator = ", " if value.flow_style else "\n" + " " * first.column
+    separator = ", " if value.flow_style else _line_end(text) + " " * first.column
     return text[: first.index] + entry + separator + text[first.index :]
 
 

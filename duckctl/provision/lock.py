@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from duckctl.errors import DuckError
+from duckctl.rights import told
 
 OWNER_BYTES_MAX = 256
 
@@ -21,7 +22,8 @@ class RunningError(DuckError):
 def fleet_lock(folder: Path, fleet: str, what: str) -> Iterator[None]:
     """Holds the fleet; raises RunningError that names who does. ``what``: e.g. ``provision``."""
     path = folder / f".{fleet}.run.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with told(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -172,3 +172,87 @@ def test_the_command_takes_a_box_in(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has not asked this host" in capsys.readouterr().err
     assert duckctl([*words, "--inventory", str(path)]) == 2
     assert "duck03's already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["abc", "10.21.1", "10.21.1.300", ""])
+def test_an_address_that_is_none_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Named as such, and the file stays as it was."""
+    path = write_inventory(tmp_path)
+    before = path.read_bytes()
+    words = ["adopt", MAC, "--name", "duck03", "--domain", "domain1", "--address", text]
+    assert duckctl([*words, "--inventory", str(path)]) == 2
+    assert "is not an IPv4 address" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_the_address_of_a_prepared_duck_is_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in the file already: another one is refused, the same one is fine."""
+    path = write_inventory(tmp_path)
+    path.write_text(path.read_text().replace('duck_mac: "a8:b8:e0:21:01:0c", ', ""))
+    before = path.read_bytes()
+    words = ["adopt", MAC, "--name", "duck02", "--inventory", str(path), "--address"]
+    assert duckctl([*words, "10.21.1.99"]) == 2
+    assert "with the address 10.21.1.12, not 10.21.1.99" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert duckctl([*words, "10.21.1.12"]) == 0
+
+
+def test_a_comment_about_slots_gives_no_slot(tmp_path: Path) -> None:
+    """Only a duck's own key says that the file gives slots."""
+    path = write_inventory(tmp_path)
+    path.write_text("# duck_slot is left to the order of the file\n" + path.read_text())
+    words = ["adopt", MAC, "--name", "duck03", "--domain", "domain1", "--inventory", str(path)]
+    assert duckctl(words) == 0
+    assert LINE in path.read_text()
+
+
+def test_a_file_that_gives_slots_gets_the_next_one(tmp_path: Path) -> None:
+    """Every duck has one there, in flow and in block form."""
+    path = write_inventory(tmp_path)
+    text = path.read_text()
+    for slot, address in enumerate(("1.11", "1.12", "2.11", "2.12")):
+        last = f"duck_address: 10.21.{address}"
+        separator = "\n              " if address == "2.11" else ", "
+        text = text.replace(last, f"{last}{separator}duck_slot: {slot}")
+    path.write_text(text)
+    words = ["adopt", MAC, "--name", "duck03", "--domain", "domain1", "--inventory", str(path)]
+    assert duckctl(words) == 0
+    assert {d.name: d.slot for d in load_inventory(path).ducks}["duck03"] == 4
+
+
+def test_line_ends_stay(tmp_path: Path) -> None:
+    """A file with CR LF keeps them in every line, new and old; also where a MAC is added."""
+    path = write_inventory(tmp_path)
+    bare = path.read_text().replace('duck_mac: "a8:b8:e0:21:02:0b"\n              ', "")
+    before = bare.replace("\n", "\r\n").encode()
+    path.write_bytes(before)
+    adopt(path, NEW)
+    assert path.read_bytes().replace(LINE.replace("\n", "\r\n").encode(), b"") == before
+    other = MAC.replace("77", "78")
+    adopt(path, NewDuck("duck04", other, "domain2", IPv4Address("10.21.2.11")))
+    after = path.read_bytes()
+    assert after.count(b"\n") == after.count(b"\r\n") == bare.count("\n") + 2
+
+
+def test_owner_and_group_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit by root does not make the file root's; nobody else can give a file away."""
+    path = write_inventory(tmp_path)
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 23456)
+    old, chown = path.stat(), os.fchown
+    asked: list[tuple[int, int]] = []
+
+    def note(descriptor: int, owner: int, group: int) -> None:
+        asked.append((owner, group))
+        chown(descriptor, owner, group)
+
+    monkeypatch.setattr(os, "fchown", note)
+    adopt(path, NEW)
+    new = path.stat()
+    assert asked == [(-1, old.st_gid), (old.st_uid, -1)]
+    assert (new.st_uid, new.st_gid, new.st_mode) == (old.st_uid, old.st_gid, old.st_mode)
