@@ -67,5 +67,5 @@ def _make_linux(fleet: Fleet, public: str, before: ImageManifest | None) -> None
     except UsageError as error:
         raise UsageError(
             f"image linux cannot be built from this machine's kernel: {error.message}",
-            f"build it once by hand: duckctl image build linux --download -i {fleet.path}",
+            f"build it once by hand: duckctl image build linux --download --inventory {fleet.path}",
         ) from error
