@@ -229,7 +229,7 @@ def run(arguments: Sequence[str]) -> int:
         # The reader (`| head`) has left; nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
-    except Exception as error:  # noqa: BLE001 - the one place that catches broadly
+    except Exception as error:  # noqa: BLE001 - all errors end here
         if settings.debug:
             traceback.print_exc()
         _report(f"{type(error).__name__}: {error}", "" if settings.debug else DEBUG_HINT)
