@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,6 +87,8 @@ def load(fleet: Fleet) -> dict[str, DuckCalibration]:
 
 def _read(entry: Mapping[str, Any]) -> Calibration:
     rates = tuple(float(rate) for rate in entry["read_bytes_per_s"])
+    if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+        raise ValueError(f"read_bytes_per_s {rates}")
     return Calibration(rates, str(entry["body"]), str(entry["boot_id"]), float(entry["at"]))
 
 

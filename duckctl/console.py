@@ -62,9 +62,12 @@ def set_verbosity(level: int) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout, ``schema_version`` first (minor additions keep the number)."""
+    """One JSON document on stdout, ``schema_version`` first (minor additions keep the number).
+
+    JSON has no NaN and no infinity: what is not known is None.
+    """
     document = {"schema_version": SCHEMA_VERSION, **document}
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -18,6 +18,8 @@ from duckctl.errors import UsageError
 BYTES_MAX = 4 << 20
 DEPTH_MAX = 16
 VALUES_MAX = 200_000  # aliases may repeat a value; this ends a file that multiplies them
+NOT_PLAIN = (ValueError, LookupError, AttributeError, TypeError)
+"""What PyYAML raises beside its own errors for a value that its tag (``!!bool foo``) belies."""
 
 
 class InventoryError(UsageError):
@@ -94,7 +96,7 @@ class _Converter:
             return Located(self._mapping(node, depth), line)
         try:
             value = self.constructor.construct_object(node, deep=True)
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, *NOT_PLAIN):
             self.problems.append(
                 f"line {line}: '{node.value}' is not a value of plain YAML ({node.tag})"
             )

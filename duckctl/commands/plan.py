@@ -69,6 +69,7 @@ def plan(
     from duckctl.plan.catalogue import load_catalogue
 
     catalogue = load_catalogue(hardware)
+    _check_outputs(validate is not None, ".." in ducks, plot, trace, archive)
     if validate is not None:
         _validate(catalogue, validate, archive, as_json)
         return
@@ -84,9 +85,30 @@ def plan(
     if len(counts) > 1:
         _sweep(setup, counts, plot, as_json)
         return
-    if plot is not None:
-        raise UsageError("--plot draws a sweep", "give a range of ducks: --ducks 8..64")
     _predict(setup, catalogue, prompt, trace, as_json)
+
+
+def _check_outputs(
+    is_validation: bool,
+    is_sweep: bool,
+    plot: Path | None,
+    trace: Path | None,
+    archive: Path | None,
+) -> None:
+    """Refuses options that nothing would come of, before anything is computed."""
+    if archive is not None and not is_validation:
+        raise UsageError("--archive belongs to --validate", "name the page too: --validate FILE")
+    if is_validation and (plot is not None or trace is not None):
+        raise UsageError("--validate writes a page only", "leave out --plot and --trace")
+    if trace is not None and is_sweep:
+        raise UsageError("--trace shows one fleet", "give one number of ducks: --ducks 32")
+    if plot is not None and not is_sweep:
+        raise UsageError("--plot draws a sweep", "give a range of ducks: --ducks 8..64")
+    for option, path in (("--plot", plot), ("--trace", trace)):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(
+                f"{option}: there is no folder {path.parent}", f"make it: mkdir -p {path.parent}"
+            )
 
 
 def _counts(text: str, model: Any) -> list[int]:
@@ -282,15 +304,16 @@ def _plot_sweep(setup: Any, points: list[Any], base: Path) -> list[Path]:
     x = [float(p.ducks) for p in fits]
     y = [p.decode_tokens_per_s for p in fits]
     linear = [y[0] * count / x[0] for count in x]
-    return save_chart(
-        Chart(
-            f"{setup.model.title}, {setup.weight_format}, {setup.duck.title}, {setup.gpu.title}",
-            "ducks",
-            "decode, tokens per second",
-            [Series("predicted", x, y, "o-"), Series("proportional to ducks", x, linear, "--")],
-        ),
-        base,
+    chart = Chart(
+        f"{setup.model.title}, {setup.weight_format}, {setup.duck.title}, {setup.gpu.title}",
+        "ducks",
+        "decode, tokens per second",
+        [Series("predicted", x, y, "o-"), Series("proportional to ducks", x, linear, "--")],
     )
+    try:
+        return save_chart(chart, base)
+    except OSError as error:
+        raise UsageError(f"can't write {base}.png: {error.strerror}") from None
 
 
 def _write_trace(setup: Any, path: Path) -> None:

@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from duckctl.errors import UsageError
+from duckctl.yaml_source import NOT_PLAIN
 
 FORMAT_BITS = {"fp9": 9.0, "fp8": 8.0, "fp7": 7.0, "q6": 6.25, "q4": 4.5}
 """Bits of a weight on a duck, small scales of the block formats included."""
 LOSSLESS_FORMATS = ("fp9", "fp8")
 FILE_BYTES_MAX = 1 << 20
 HARDWARE_GROUPS = ("ducks", "gpus", "links")
+FIGURE_MIN, FIGURE_MAX = 1e-6, 1e15  # of a figure that the model divides by; of every figure
+MAY_BE_ZERO = frozenset(
+    {
+        *("idle_w", "load_w", "price", "acceptance", "dense_layers", "mtp_layers"),
+        *("shared_intermediate", "dense_intermediate", "index_bytes_per_token_layer"),
+    }
+)
+HIGHEST = {"acceptance": 1, "layers": 10_000, "experts": 100_000}  # where it is not FIGURE_MAX
 
 
 class CatalogueError(UsageError):
@@ -177,7 +186,9 @@ def _read_user_file(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CatalogueError(f"can't read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise CatalogueError(f"{path} is nested too deeply") from None
+    except (yaml.YAMLError, *NOT_PLAIN) as error:
         raise CatalogueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     groups = (*HARDWARE_GROUPS, "models")
     if not isinstance(document, dict):
@@ -190,7 +201,12 @@ def _read_user_file(path: Path) -> dict[str, Any]:
     return document
 
 
-def _entries(kind: type[Entry], raw: Mapping[str, Any], where: str) -> dict[str, Entry]:
+def _entries(kind: type[Entry], raw: Mapping[Any, Any], where: str) -> dict[str, Entry]:
+    for name in raw:
+        if not isinstance(name, str):
+            raise CatalogueError(
+                f"{where}: the name {_short(name)} is no text", f"quote it: '{_short(name)}'"
+            )
     return {name.lower(): _entry(kind, name, values, where) for name, values in raw.items()}
 
 
@@ -207,7 +223,21 @@ def _entry(kind: type[Entry], name: str, values: object, where: str) -> Entry:
     if missing:
         raise CatalogueError(f"{place} lacks '{missing[0]}'", _keys(known))
     checked = {key: _value(value, known[key], place) for key, value in values.items()}
-    return kind(name=name.lower(), **checked)
+    entry = kind(name=name.lower(), **checked)
+    if isinstance(entry, ModelShape):
+        _check_shape(entry, place)
+    return entry
+
+
+def _check_shape(model: ModelShape, place: str) -> None:
+    """Figures that are good by themselves and cannot go together."""
+    if model.top_k > model.experts:
+        raise CatalogueError(f"{place}: 'top_k' is {model.top_k}, of {model.experts} experts")
+    if model.dense_layers >= model.layers:
+        raise CatalogueError(
+            f"{place}: 'dense_layers' is {model.dense_layers}, of {model.layers} layers: "
+            "none has experts"
+        )
 
 
 def _keys(known: Iterable[str]) -> str:
@@ -215,7 +245,7 @@ def _keys(known: Iterable[str]) -> str:
 
 
 def _value(value: Any, field: Field[Any], place: str) -> Any:
-    """A value of a field's type; numbers must not be negative."""
+    """A value of a field's type; numbers are in the range in which the model can use them."""
     kind = str(field.type)
     where = f"{place}: '{field.name}'"
     if value is None and "None" in kind:
@@ -224,18 +254,50 @@ def _value(value: Any, field: Field[Any], place: str) -> Any:
         return str(value)
     if kind.startswith("Mapping"):
         return _rates(value, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise CatalogueError(f"{where} is {value!r}, expected a number that is not negative")
-    if kind.startswith("int") and value != int(value):
+    low = 0.0 if field.name in MAY_BE_ZERO else FIGURE_MIN
+    return check_figure(
+        value, where, low, HIGHEST.get(field.name, FIGURE_MAX), whole=kind.startswith("int")
+    )
+
+
+def check_figure(
+    value: Any,
+    where: str,
+    low: float = FIGURE_MIN,
+    high: float = FIGURE_MAX,
+    *,
+    whole: bool = False,
+) -> float:
+    """The number itself when it can be used. Raises CatalogueError."""
+    if whole and low > 0:
+        low = 1
+    # Neither NaN nor infinity is in a range, and whole numbers of any length can be compared.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        limit = "above 0" if low else "that is not negative"
+        raise CatalogueError(
+            f"{where} is {_short(value)}, expected a number {limit} and at most {high:g}"
+        )
+    if whole and value != int(value):
         raise CatalogueError(f"{where} is {value!r}, expected a whole number")
-    return value
+    return int(value) if whole else value
+
+
+def _short(value: Any) -> str:
+    """A value for a message. Aliases of YAML and hexadecimal numbers can be endless."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "a mapping"
+    if isinstance(value, int) and abs(value) > 10**20:
+        return "a huge number"
+    return repr(value[:60] if isinstance(value, str) else value)
 
 
 def _rates(value: Any, where: str) -> dict[str, tuple[float, float]]:
     if not isinstance(value, dict) or set(value) != set(FORMAT_BITS):
         raise CatalogueError(f"{where} must have exactly the formats {', '.join(FORMAT_BITS)}")
-    for pair in value.values():
-        valid = isinstance(pair, list) and len(pair) == 2
-        if not valid or not all(isinstance(n, int | float) and n > 0 for n in pair):
+    rates = {}
+    for name, pair in value.items():
+        if not isinstance(pair, list) or len(pair) != 2:
             raise CatalogueError(f"{where}: each format needs two numbers above 0")
-    return {name: (float(pair[0]), float(pair[1])) for name, pair in value.items()}
+        one, two = (check_figure(n, f"{where}: '{name}'") for n in pair)
+        rates[name] = (float(one), float(two))
+    return rates

@@ -198,7 +198,7 @@ class Fit:
         if self.duck_needed > self.duck_available:
             found.append(
                 f"each duck needs {self.duck_needed / GIB:.1f} GiB of weights and has "
-                f"{self.duck_available / GIB:.1f} GiB for them"
+                f"{max(0.0, self.duck_available) / GIB:.1f} GiB for them"
             )
         if self.gpu_needed > self.gpu_available:
             found.append(
@@ -263,7 +263,9 @@ def require_fit(setup: Setup) -> Fit:
     if not fit.problems:
         return fit
     hints = []
-    if fit.duck_needed > fit.duck_available:
+    if fit.duck_available <= 0:
+        hints.append(f"a duck must have more than {setup.profile.runtime_gib:g} GiB")
+    elif fit.duck_needed > fit.duck_available:
         share = fit.duck_needed / fit.duck_available * setup.duck_count
         enough = [n for n in valid_duck_counts(setup.model) if n >= share]
         hints.append(f"it fits on {enough[0]} ducks" if enough else "no number of these ducks do")

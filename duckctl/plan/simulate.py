@@ -253,6 +253,8 @@ def overlap_ratio(setup: Setup) -> float:
     serial = decode(setup, schedule="serial")
     actual = decode(setup)
     possible = serial.step_s - max(serial.gpu_s, serial.duck_s)
+    if possible <= 0:  # one part takes so long that nothing else can be seen beside it
+        return 0.0
     return (serial.step_s - actual.step_s) / possible
 
 
