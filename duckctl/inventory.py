@@ -18,7 +18,7 @@ from duckctl import inventory_fields as fields
 from duckctl import yaml_source
 from duckctl.inventory_fields import Level, Power, read_variables
 from duckctl.patterns import expand_range, select_names
-from duckctl.yaml_source import InventoryError, Located
+from duckctl.yaml_source import InventoryError, Located, TooManyProblemsError, in_line_order
 from duckctl.yaml_source import Mapping as YamlMapping
 
 __all__ = ["Domain", "Duck", "Fleet", "Host", "InventoryError", "Power", "load_inventory", "select"]
@@ -107,18 +107,13 @@ def load_inventory(path: Path) -> Fleet:
     """Reads and checks an inventory. Raises InventoryError with every mistake, UsageError."""
     document, problems = yaml_source.load(path)
     parser = _Parser(problems)
-    fleet = parser.fleet(document, path)
+    try:
+        fleet = parser.fleet(document, path)
+    except TooManyProblemsError:
+        fleet = None
     if fleet is None:
-        raise InventoryError(path, _in_line_order(problems))
+        raise InventoryError(path, in_line_order(problems))
     return fleet
-
-
-def _in_line_order(problems: list[str]) -> list[str]:
-    def line(problem: str) -> int:
-        word = problem.removeprefix("line ").split(":")[0]
-        return int(word) if word.isdigit() else 0
-
-    return sorted(problems, key=line)
 
 
 @dataclass
@@ -223,6 +218,9 @@ class _Parser:
             except ValueError as error:
                 self.wrong(line, str(error))
                 continue
+            if len(found) + len(names) > DUCKS_MAX:
+                self.wrong(line, f"{where}: more than {DUCKS_MAX} names with this one")
+                break
             for name in names:
                 if name in found:
                     self.wrong(line, f"'{name}' is already given in line {found[name][0]}")
@@ -255,10 +253,10 @@ class _Parser:
         for name, (line, body) in children.items():
             self.group_lines[name] = line
             self.read_domain(name, line, body)
-        if len(self.raw_ducks) > DUCKS_MAX:
-            self.wrong(
-                located.line, f"{len(self.raw_ducks)} ducks; at most {DUCKS_MAX} are possible"
-            )
+            if len(self.raw_ducks) > DUCKS_MAX:
+                text = f"{len(self.raw_ducks)} ducks; at most {DUCKS_MAX} are possible"
+                self.wrong(located.line, text)
+                break
         self.groups["ducks"] = tuple(self.raw_ducks)
 
     def read_domain(self, name: str, line: int, located: Located) -> None:

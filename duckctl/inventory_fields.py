@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 from typing import Any
 
 from duckctl.power_options import option_problem
@@ -85,7 +86,24 @@ def _text(located: Located) -> str:
         raise FieldError(f"expected a text, found {located.kind()}")
     if "{{" in located.text:
         raise FieldError(f"'{located.text}' is a template; duckctl needs the value itself")
+    _refuse_unnameable(located.text)
     return located.text
+
+
+def _refuse_unnameable(text: str) -> None:
+    """NUL ends a text where C reads it, and half a pair of UTF-16 is in no file's name."""
+    if "\0" in text or any(0xD800 <= ord(character) < 0xE000 for character in text):
+        raise FieldError(f"{text!a} has a character that no name can have")
+
+
+def _path(located: Located) -> str:
+    text = _text(located)
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        user = text.split("/", 1)[0]
+        raise FieldError(f"'{text}': there is no home folder of '{user}'") from None
+    return text
 
 
 def _integer(low: int, high: int) -> Reader:
@@ -183,6 +201,7 @@ def _one_power(located: Located) -> Power:
     for key, value in located.value.items():
         if isinstance(value.value, (YamlMapping, list)):
             raise FieldError(f"power option '{key}' must be a text, found {value.kind()}")
+        _refuse_unnameable(value.text)
     if "backend" not in options:
         raise FieldError(f"'backend' is missing; one of {', '.join(POWER_BACKENDS)}")
     backend = options.pop("backend")
@@ -260,7 +279,7 @@ def _field(read: Reader, *levels: Level) -> Field:
 _EVERY_DUCK = (Level.DUCKS, Level.DOMAIN, Level.DUCK)
 FIELDS: Mapping[str, Field] = {
     "fleet_name": _field(_pattern(NAME, "a name of a-z, 0-9 and '-'"), Level.ALL),
-    "fleet_key_file": _field(_text, Level.ALL),
+    "fleet_key_file": _field(_path, Level.ALL),
     "fleet_unknown_ducks": _field(_choice("discover", "boot", "ignore"), Level.ALL),
     "host_gpu": _field(_text, Level.HOST),
     "domain_subnet": _field(_subnet, Level.DOMAIN),

@@ -17,6 +17,7 @@ from duckctl.errors import UsageError
 
 RANGE = re.compile(r"\[([0-9]+|[a-zA-Z])[:-]([0-9]+|[a-zA-Z])(?::([0-9]+))?\]")
 EXPANDED_MAX = 4096
+RANGE_CHARACTERS_MAX = 256
 
 
 def expand_range(text: str) -> list[str]:
@@ -24,11 +25,25 @@ def expand_range(text: str) -> list[str]:
 
     Raises ValueError with the reason if the range is malformed, empty or huge.
     """
-    match = RANGE.search(text)
-    if match is None:
-        if "[" in text or "]" in text:
-            raise ValueError(f"'{text}' is not a range; write it like duck[01:32]")
+    if "[" not in text and "]" not in text:
         return [text]
+    if len(text) > RANGE_CHARACTERS_MAX:
+        raise ValueError(f"range '{text[:40]}…' has more than {RANGE_CHARACTERS_MAX} characters")
+    names, end = [""], 0
+    for match in RANGE.finditer(text):
+        between = text[end : match.start()]
+        steps = _steps(match, text)
+        if len(names) * len(steps) > EXPANDED_MAX:
+            raise ValueError(f"range '{text}' has more than {EXPANDED_MAX} names")
+        names = [name + between + step for name in names for step in steps]
+        end = match.end()
+    if re.search(r"[][]", RANGE.sub("", text)):
+        raise ValueError(f"'{text}' is not a range; write it like duck[01:32]")
+    return [name + text[end:] for name in names]
+
+
+def _steps(match: re.Match[str], text: str) -> list[str]:
+    """What one pair of brackets stands for; one more than EXPANDED_MAX at most."""
     first, last, step_text = match.groups()
     step = int(step_text or "1")
     if step < 1 or first.isdigit() != last.isdigit():
@@ -42,10 +57,7 @@ def expand_range(text: str) -> list[str]:
         names = [chr(code) for code in range(ord(first), ord(last) + 1, step)]
     if not names:
         raise ValueError(f"range '{text}' is empty")
-    if len(names) > EXPANDED_MAX:
-        raise ValueError(f"range '{text}' has more than {EXPANDED_MAX} names")
-    head, tail = text[: match.start()], text[match.end() :]
-    return [head + name + rest for name in names for rest in expand_range(tail)]
+    return names
 
 
 def _term_matches(term: str, names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> set[str]:

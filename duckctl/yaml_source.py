@@ -18,7 +18,9 @@ from duckctl.errors import UsageError
 BYTES_MAX = 4 << 20
 DEPTH_MAX = 16
 VALUES_MAX = 200_000  # aliases may repeat a value; this ends a file that multiplies them
-NOT_PLAIN = (ValueError, LookupError, AttributeError, TypeError)
+PROBLEMS_MAX = 1000
+NUMBER_BITS_MAX = 64
+NOT_PLAIN = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 """What PyYAML raises beside its own errors for a value that its tag (``!!bool foo``) belies."""
 
 
@@ -77,12 +79,38 @@ def plain(located: Located) -> Any:
     return located.value
 
 
+class TooManyProblemsError(Exception):
+    """Reading on would only fill the memory."""
+
+
+class Problems(list[str]):
+    """The mistakes of a file as they are found; a file with very many of them is read no further.
+
+    Raises TooManyProblemsError.
+    """
+
+    def append(self, problem: str) -> None:
+        super().append(problem)
+        if len(self) >= PROBLEMS_MAX:
+            raise TooManyProblemsError
+
+
+def in_line_order(problems: list[str]) -> list[str]:
+    """The mistakes as a person goes through the file."""
+
+    def line(problem: str) -> int:
+        word = problem.removeprefix("line ").split(":")[0]
+        return int(word) if word.isdigit() else 0
+
+    return sorted(problems, key=line)
+
+
 class _Converter:
     """YAML nodes to Located values; mistakes go to ``problems``."""
 
     def __init__(self, constructor: yaml.SafeLoader) -> None:
         self.constructor = constructor
-        self.problems: list[str] = []
+        self.problems = Problems()
         self.value_count = 0
 
     def convert(self, node: yaml.Node, depth: int = 0) -> Located:
@@ -101,12 +129,21 @@ class _Converter:
                 f"line {line}: '{node.value}' is not a value of plain YAML ({node.tag})"
             )
             value = node.value
+        if isinstance(value, int) and value.bit_length() > NUMBER_BITS_MAX:
+            self.problems.append(
+                f"line {line}: '{node.value}' is a number of more than {NUMBER_BITS_MAX} bits"
+            )
+            value = node.value
         return Located(value, line, str(node.value))
 
     def _mapping(self, node: yaml.MappingNode, depth: int) -> Mapping:
         mapping = Mapping()
         for key_node, value_node in node.value:
-            key, key_line = str(key_node.value), key_node.start_mark.line + 1
+            key_line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problems.append(f"line {key_line}: a key must be a text")
+                continue
+            key = str(key_node.value)
             if key_node.tag == "tag:yaml.org,2002:merge":
                 self.problems.append(
                     f"line {key_line}: merge keys (<<) are not supported; "
@@ -131,8 +168,6 @@ def load(path: Path) -> tuple[Located, list[str]]:
         if path.stat().st_size > BYTES_MAX:
             raise InventoryError(path, [f"the file is larger than {BYTES_MAX >> 20} MiB"])
         text = path.read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
     except OSError as error:
         raise UsageError(
             f"cannot read inventory {path}: {error.strerror}",
@@ -140,11 +175,7 @@ def load(path: Path) -> tuple[Located, list[str]]:
         ) from error
     except UnicodeDecodeError as error:
         raise InventoryError(path, [f"byte {error.start} is not UTF-8"]) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise InventoryError(path, [f"{where}not valid YAML: {problem}"]) from error
+    loader, node = _compose(text, path)
     if node is None:
         raise InventoryError(path, ["the file is empty"])
     converter = _Converter(loader)
@@ -152,3 +183,24 @@ def load(path: Path) -> tuple[Located, list[str]]:
         return converter.convert(node), converter.problems
     except _TooLargeError as error:
         raise InventoryError(path, [str(error)]) from None
+    except TooManyProblemsError:
+        raise InventoryError(path, in_line_order(converter.problems)) from None
+
+
+def _compose(text: str, path: Path) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """The nodes of a document, and the loader that knows their values."""
+    loader: yaml.SafeLoader | None = None
+    try:
+        loader = yaml.SafeLoader(text)
+        return loader, loader.get_single_node()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise InventoryError(path, [f"{where}not valid YAML: {problem}"]) from error
+    except (RecursionError, *NOT_PLAIN) as error:
+        line = loader.line + 1 if loader is not None else 1
+        problem = "nested too deeply"
+        if not isinstance(error, RecursionError):  # e.g. an escape beyond the last character
+            problem = f"not valid YAML: {error}"
+        raise InventoryError(path, [f"line {line}: {problem}"]) from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from duckctl.errors import UsageError
+from duckctl.yaml_source import NOT_PLAIN
 
 SCHEMA_VERSION = 1
 SUFFIXES = (".yaml", ".yml")
@@ -168,7 +169,7 @@ def _document(path: Path) -> dict[str, Any]:
         raise CaseError(path, f"can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise CaseError(path, "is not UTF-8 text") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, *NOT_PLAIN) as error:
         raise CaseError(path, f"is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise CaseError(path, "must be a mapping of keys to values")

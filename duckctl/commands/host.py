@@ -21,6 +21,7 @@ from duckctl.playbook import (
     TaskStarted,
     run_playbook,
 )
+from duckctl.yaml_source import NOT_PLAIN
 
 app = typer.Typer(help="Set up the GPU machine by the playbooks, and compare it.")
 
@@ -135,7 +136,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"'{text}' is not NAME=VALUE", "such as --set dpdk_enabled=true")
         try:
             variables[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError, *NOT_PLAIN) as error:
             raise UsageError(f"the value of '{name}' is not YAML: {error}") from error
     return variables
 

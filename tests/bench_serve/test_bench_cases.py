@@ -76,6 +76,7 @@ def test_prompt_length_draws_the_same_ids_for_the_same_seed(tmp_path: Path) -> N
         ("schema_version: 1\nprompt_file: gone.txt\n", "gone.txt: No such file"),
         ("- 1\n", "must be a mapping"),
         ("a: [\n", "is no YAML"),
+        ("a: !!bool foo\n", "is no YAML"),
     ],
 )
 def test_malformed_case(text: str, message: str, tmp_path: Path) -> None:

@@ -60,6 +60,28 @@ def test_every_mistake_is_named_with_its_line(path: Path) -> None:
     assert str(path) in caught.value.message
 
 
+def test_a_file_of_brackets_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "brackets.yml"
+    path.write_text("# brackets\n" + "[" * 20_000, encoding="utf-8")
+    with pytest.raises(InventoryError) as caught:
+        load_inventory(path)
+    assert caught.value.problems == ["line 2: nested too deeply"]
+
+
+def test_a_file_of_ranges_ends_before_the_memory_does(tmp_path: Path) -> None:
+    """One name of many is too many: what follows isn't read, whatever it would multiply to."""
+    hosts = "".join(f'"a{n}-[0001:4096]": , ' for n in range(200))
+    path = tmp_path / "shelf.yml"
+    path.write_text(SHELF.replace("hosts: {a: , c: }", f"hosts: {{{hosts}}}"), encoding="utf-8")
+    with pytest.raises(InventoryError) as caught:
+        load_inventory(path)
+    assert len(caught.value.problems) <= 1000
+    text = SHELF.replace("          hosts:\n            c:", f"          hosts: {{{hosts}}}\n#")
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InventoryError, match="more than 4096 names with this one"):
+        load_inventory(path)
+
+
 def test_values_come_from_duck_then_domain_then_group(tmp_path: Path) -> None:
     path = tmp_path / "shelf.yml"
     path.write_text(SHELF, encoding="utf-8")

@@ -28,7 +28,12 @@ def test_ranges_expand_with_their_padding(text: str, expected: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["duck[", "duck[1]", "duck[3:1]", "duck[1:a]", "duck[001:99]", "duck[0:9999]", "d[1:9:0]"],
+    [
+        *("duck[", "duck[1]", "duck[3:1]", "duck[1:a]", "duck[001:99]", "duck[0:9999]", "d[1:9:0]"),
+        *("d[0001:4096][0001:4096]", "d[1:65][1:65]", "d[[1:2]", "d[1:2]]", "d[1:2][", "d]"),
+        *("d" + "[1:1]" * 2000, "d[1:" + "9" * 5000 + "]"),
+    ],
+    ids=lambda text: text[:24],
 )
 def test_malformed_and_huge_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="range"):
@@ -69,6 +74,7 @@ def test_patterns_select(pattern: str, numbers: list[int]) -> None:
         ("!!duck01", "not a term"),
         ("duck[15-17]", "no duck or group 'duck17'"),
         ("duck[3-1]", "is empty"),
+        ("d[0001-4096][0001-4096]", "more than 4096 names"),
     ],
 )
 def test_unknown_and_empty_patterns_are_refused(pattern: str, message: str) -> None:

@@ -55,7 +55,7 @@ def test_settings() -> None:
     assert host.read_settings(["a=true", "b=2-6", "c=[x, 1]", "d=", "e=a=b"]) == {
         **{"a": True, "b": "2-6", "c": ["x", 1], "d": None, "e": "a=b"},
     }
-    for wrong in ("a", "a-b=1", "=1", "a=[1"):
+    for wrong in ("a", "a-b=1", "=1", "a=[1", "a=!!bool foo"):
         with pytest.raises(UsageError):
             host.read_settings([wrong])
 
