@@ -157,6 +157,9 @@ def report_verification(
     if faults:
         talk("run duckctl shard-weights again: it makes damaged pieces anew")
         raise typer.Exit(ExitCode.FAILURE)
+    if not results:
+        talk("there is no finished cache: nothing was verified")
+        return
     pieces = sum(len(summary.pieces) for summary, _ in results)
     talk(f"{len(results)} caches, {pieces} pieces: all as written")
 
@@ -164,6 +167,10 @@ def report_verification(
 def _root(cache_dir: Path | None) -> Path:
     from duckctl.shards.convert import default_cache_dir
 
+    if cache_dir is not None and not cache_dir.expanduser().is_dir():
+        raise UsageError(
+            f"there is no folder {cache_dir}", "name the one that shard-weights wrote to"
+        )
     return (cache_dir or default_cache_dir()).expanduser().absolute()
 
 
@@ -184,7 +191,7 @@ def _select(entries: Sequence[CacheEntry], names: Sequence[str] | None) -> list[
         if len(found) != 1:
             problem = "matches several caches" if found else "is not a cache here"
             raise UsageError(f"'{name}' {problem}", "see: duckctl cache ls")
-        chosen += found
+        chosen += [entry for entry in found if entry not in chosen]
     return chosen
 
 

@@ -11,7 +11,7 @@ import typer
 
 from duckctl.console import human_bytes, print_json, print_table, talk
 from duckctl.demo.prompts import Answer
-from duckctl.demo.run import DemoResult, run_demo
+from duckctl.demo.run import DemoResult, duck_counts, run_demo
 from duckctl.demo.transcript import Transcript
 
 app = typer.Typer()
@@ -41,6 +41,10 @@ def demo(
     """
     if weight_format not in ("fp8", "fp9"):
         raise typer.BadParameter("expected fp8 or fp9", param_hint="--format")
+    counts = duck_counts()
+    if ducks not in counts:
+        known = ", ".join(map(str, counts))
+        raise typer.BadParameter(f"{ducks} is none of {known}", param_hint="--ducks")
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     transcript = Transcript(_silent if as_json else _write, colour)
     result = run_demo(ducks, weight_format, transcript)

@@ -71,6 +71,7 @@ def shard_weights(
 
     if fmt not in FORMATS:
         raise UsageError(f"--format '{fmt}' is unknown", f"formats: {', '.join(FORMATS)}")
+    _check_purpose(dry_run, verify, source_sha256, host_weights)
     threads = threads or _core_count()
     memory_limit_bytes = parse_bytes(memory_limit, "--memory-limit")
     checkpoint = open_checkpoint(resolve_model_dir(model))
@@ -93,6 +94,20 @@ def shard_weights(
     if host_weights is not None:
         export_host_weights(resolve_model_dir(model), host_weights)
     _report(plan, result, as_json)
+
+
+def _check_purpose(
+    dry_run: bool, verify: bool, source_sha256: Path | None, host_weights: Path | None
+) -> None:
+    """Refuses options that belong to a conversion when there is none."""
+    if dry_run and verify:
+        raise UsageError("--dry-run and --verify exclude each other", "give one of them")
+    if not (dry_run or verify):
+        return
+    purpose = "--dry-run converts nothing" if dry_run else "--verify re-reads a cache only"
+    for option, path in (("--source-sha256", source_sha256), ("--host-weights", host_weights)):
+        if path is not None:
+            raise UsageError(f"{purpose}: {option} has no meaning with it", f"leave out {option}")
 
 
 def _fastest_exact(checkpoint: Checkpoint, inventory: Path | None) -> str:

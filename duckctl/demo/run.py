@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,14 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def duck_counts() -> Sequence[int]:
+    """The numbers of ducks that the demo's model can be spread over in equal slices."""
+    from duckctl.shards.layout import valid_duck_counts
+
+    config = json.loads((resolve_model_dir(MODEL) / "config.json").read_text(encoding="utf-8"))
+    return valid_duck_counts(config["moe_intermediate_size"])
 
 
 def run_demo(ducks: int, weight_format: str, transcript: Transcript) -> DemoResult:

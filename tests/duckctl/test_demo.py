@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from duckctl import cli
 from duckctl.demo.prompts import PROMPTS, Answer, WrongAnswerError, check, reference_tokens
 from duckctl.demo.transcript import Transcript
 from duckctl.errors import ExitCode
@@ -88,6 +89,15 @@ def test_a_transcript_keeps_thoughts_and_answer_apart(colour: bool, expected: st
     transcript.part("Three.", False)
     transcript.end(cut=True)
     assert "".join(written) == expected
+
+
+@pytest.mark.parametrize("ducks", ["3", "0", "-1", "16"])
+def test_a_number_of_ducks_without_equal_slices_is_refused_at_once(
+    ducks: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duckctl.commands.demo.run_demo", lambda *_: pytest.fail("started"))
+    assert cli.run(["demo", "--ducks", ducks]) == ExitCode.USAGE
+    assert f"--ducks: {ducks} is none of 1, 2, 4, 8" in capsys.readouterr().err
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -169,6 +179,6 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
 def test_an_impossible_duck_count_fails_cleanly(tmp_path: Path) -> None:
     process = start(tmp_path, "--ducks", "3")
     _, err = process.communicate(timeout=120)
-    assert process.returncode != ExitCode.OK
-    assert "3 ducks cannot share 256 rows" in err
+    assert process.returncode == ExitCode.USAGE
+    assert "3 is none of 1, 2, 4, 8" in err
     assert list(tmp_path.iterdir()) == []

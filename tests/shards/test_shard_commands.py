@@ -141,6 +141,25 @@ def test_prune_removes_what_cannot_be_used_and_the_oldest(duckctl: Duckctl) -> N
     assert (unknown.returncode, second.exists()) == (2, True)
 
 
+def test_a_cache_that_is_named_twice_is_removed_once(duckctl: Duckctl) -> None:
+    made = Path(duckctl.shard("ducklet", "--ducks", "1", "--json").json["cache_file"]).parent
+    other = Path(duckctl.shard("ducklet", "--ducks", "2", "--json").json["cache_file"]).parent
+    verified = duckctl.cache("verify", made.name, made.name, "--json").json
+    assert [cache["name"] for cache in verified["caches"]] == [made.name]
+    gone = duckctl.cache("prune", made.name, other.name, made.name, "--json").json
+    assert [entry["name"] for entry in gone["removed"]] == [made.name, other.name]
+    assert not list(duckctl.cache_dir.iterdir())
+    nothing = duckctl.cache("verify")
+    assert (nothing.returncode, "nothing was verified" in nothing.stderr) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "prune"])
+def test_a_cache_folder_that_is_not_there_is_named(duckctl: Duckctl, command: str) -> None:
+    run = duckctl.cache(command, "--json")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert f"there is no folder {duckctl.cache_dir}" in run.stderr
+
+
 @pytest.mark.parametrize("command", ["cache verify", "shard-weights --verify"])
 def test_damaged_pieces_are_named(duckctl: Duckctl, command: str) -> None:
     made = duckctl.shard("ducklet", "--ducks", "2", "--json").json
@@ -186,7 +205,18 @@ def test_uneven_weights_make_uneven_slices(duckctl: Duckctl) -> None:
         (["ducklet", "--ducks", "4", "--format", "fp4"], 2, ["--format 'fp4' is unknown"]),
         (["ducklet", "--ducks", "4", "--memory-limit", "lots"], 2, ["'lots' is not a size"]),
         (["ducklet", "--ducks", "4", "--memory-limit", "100M"], 2, ["is too small", "at least"]),
+        (["ducklet", "--ducks", "4", "--memory-limit", "9" * 400], 2, ["more than there is"]),
+        (["ducklet", "--ducks", "4", "--memory-limit", "9999999T"], 2, ["more than there is"]),
         (["ducklet", "--ducks", "4", "--verify"], 1, ["there is no finished cache"]),
+        (["ducklet", "--ducks", "4", "--verify", "--dry-run"], 2, ["exclude each other"]),
+        (
+            ["ducklet", "--ducks", "4", "--verify", "--host-weights", "host"],
+            *(2, ["--verify re-reads a cache only", "leave out --host-weights"]),
+        ),
+        (
+            ["ducklet", "--ducks", "4", "--dry-run", "--source-sha256", "nosuch"],
+            *(2, ["--dry-run converts nothing", "leave out --source-sha256"]),
+        ),
         (["ducklet", "--ducks", "4", "--weights", "1,2"], 2, ["has 2 numbers for 4 ducks"]),
     ],
 )
