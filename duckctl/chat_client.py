@@ -57,19 +57,18 @@ class ChatClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         import httpx
 
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(
-                f"{url!r} is no address of a server", "expected e.g. http://127.0.0.1:8000"
-            )
+        hostname = _hostname(url)
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            timeout=httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S),
-            trust_env=not _is_loopback(parts.hostname),  # a proxy can't reach this machine's ports
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S),
+                trust_env=not _is_loopback(hostname),  # a proxy can't reach this machine's ports
+            )
+        except httpx.InvalidURL:
+            raise _no_address(url) from None
 
     def __enter__(self) -> ChatClient:
         return self
@@ -224,6 +223,20 @@ def _refusal(response: httpx.Response) -> ServerError:
         f"the server answered {response.status_code}: {message}",
         hints.get(response.status_code, ""),
     )
+
+
+def _hostname(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts.hostname
+    except ValueError:  # an open bracket, or a port that is no number up to 65535
+        pass
+    raise _no_address(url)
+
+
+def _no_address(url: str) -> UsageError:
+    return UsageError(f"{url!r} is no address of a server", "expected e.g. http://127.0.0.1:8000")
 
 
 def _is_loopback(host: str) -> bool:

@@ -22,6 +22,7 @@ from duckctl.errors import DuckError, ExitCode, UsageError
 app = typer.Typer()
 
 STDIN_CHARACTERS_MAX = 4_000_000
+KEY_BYTES_MAX = 8192
 INTERACTIVE_HELP = "Ctrl-D ends, Ctrl-C stops an answer, /new starts over."
 # Answers are printed, never obeyed: control characters could rewrite the terminal.
 _CONTROL = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
@@ -180,9 +181,18 @@ def _read_key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8").strip()
+        with path.open("rb") as file:
+            key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
     except OSError as error:
-        raise UsageError(f"can't read the API key {path}: {error.strerror}") from None
+        raise UsageError(
+            f"can't read the API key {path}: {error.strerror}", "it is the server's --api-key-file"
+        ) from None
+    if not key or len(key) > KEY_BYTES_MAX or not key.isascii() or not key.isprintable():
+        raise UsageError(
+            f"{path} is no file of an API key: expected one line of ASCII characters",
+            "it is the server's --api-key-file",
+        )
+    return key
 
 
 def _read_stdin() -> str:

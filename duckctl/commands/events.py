@@ -28,7 +28,9 @@ def events(
         None, "--inventory", help="Inventory file.  [default: the lab's]"
     ),
     run: str = typer.Option("", "--run", help="Only what this run did (its id)."),
-    last: int = typer.Option(50, "--last", "-n", min=0, help="Begin with the last N events."),
+    last: int = typer.Option(
+        50, "--last", "-n", min=0, max=1_000_000, help="Begin with the last N events."
+    ),
     follow: bool = typer.Option(False, "--follow", "-f", help="Go on until Ctrl-C."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON; with -f one line per event."),
 ) -> None:

@@ -141,7 +141,7 @@ def up(
 
 
 @app.command()
-def down(state_dir: Path | None = STATE_DIR) -> None:
+def down(state_dir: Path | None = STATE_DIR, as_json: bool = AS_JSON) -> None:
     """End the lab's ducks and what was made for them; logs and key stay.
 
     \b
@@ -151,6 +151,9 @@ def down(state_dir: Path | None = STATE_DIR) -> None:
     """
     folder = _folder(state_dir)
     count = lab_vm.down(folder) if folder.backend() == "qemu" else lab.down(folder)
+    if as_json:
+        print_json({"state_dir": str(folder.root), "processes_ended": count})
+        return
     talk(f"{count} processes ended" if count else f"no lab runs in {folder.root}")
 
 

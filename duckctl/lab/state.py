@@ -113,9 +113,15 @@ class LabFolder:
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
-        (self.root / "logs").mkdir(parents=True, exist_ok=True)
-        (self.root / "identities").mkdir(exist_ok=True)
-        self.root.chmod(0o700)
+        try:
+            (self.root / "logs").mkdir(parents=True, exist_ok=True)
+            (self.root / "identities").mkdir(exist_ok=True)
+            self.root.chmod(0o700)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the lab's folder {self.root}: {error.strerror}",
+                "name a folder that can be written to with --state-dir",
+            ) from None
 
     def document(self) -> dict[str, Any] | None:
         """The state file as it is; None when there is no lab in this folder."""
@@ -123,7 +129,7 @@ class LabFolder:
             document = json.loads(self.state_file.read_text(encoding="utf-8"))
             if not isinstance(document, dict):
                 raise TypeError("no JSON object")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise LabError(f"cannot read {self.state_file}: {error.strerror}") from error

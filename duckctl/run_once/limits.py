@@ -10,6 +10,8 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m)?", re.IGNORECASE)
 UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000}
+SIZE_MAX = 1 << 50
+TIME_MS_MAX = 7 * 24 * 60 * 60_000
 
 
 def size_bytes(text: str, option: str) -> int:
@@ -17,7 +19,10 @@ def size_bytes(text: str, option: str) -> int:
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text}: expected a size like 64M, 1.5G or 65536")
-    return int(float(match[1]) * UNIT_BYTES[match[2].upper()])
+    size = float(match[1]) * UNIT_BYTES[match[2].upper()]
+    if size > SIZE_MAX:
+        raise UsageError(f"{option} {text[:40]}: more than any duck has", "e.g. 64M or 1.5G")
+    return int(size)
 
 
 def time_ms(text: str, option: str) -> int:
@@ -25,4 +30,7 @@ def time_ms(text: str, option: str) -> int:
     match = TIME.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text}: expected a time like 500ms, 10s or 2m")
-    return max(1, round(float(match[1]) * UNIT_MS[(match[2] or "s").lower()]))
+    time = float(match[1]) * UNIT_MS[(match[2] or "s").lower()]
+    if time > TIME_MS_MAX:
+        raise UsageError(f"{option} {text[:40]}: at most 7 days", f"write {TIME_MS_MAX // 60_000}m")
+    return max(1, round(time))

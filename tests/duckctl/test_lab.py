@@ -104,6 +104,9 @@ def test_down_ends_every_duck_and_forgets_the_lab(
     assert folder.key_file.exists()
     assert run(folder, "down") == ExitCode.OK
     assert "no lab runs" in capsys.readouterr().err
+    assert run(folder, "down", "--json") == ExitCode.OK
+    ended = json.loads(capsys.readouterr().out)
+    assert (ended["state_dir"], ended["processes_ended"]) == (str(folder.root), 0)
     code, document = status(folder, capsys)
     assert (code, document["ducks"]) == (ExitCode.UNREACHABLE, [])
 
@@ -230,6 +233,17 @@ def test_a_failed_start_leaves_no_process(
     assert len(started) == 3
     assert all(process.poll() is not None for process in started)
     assert not folder.state_file.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for root in ("/proc/x", str(tmp_path / "file"), str(tmp_path / "file" / "below")):
+        assert cli.run(["lab", "up", "--state-dir", root]) == ExitCode.USAGE
+        error = capsys.readouterr().err
+        assert f"error: cannot make the lab's folder {root}: " in error
+        assert "hint: name a folder that can be written to with --state-dir" in error
 
 
 def test_a_damaged_state_file_is_named(

@@ -169,8 +169,10 @@ def test_limits_as_people_write_them() -> None:
     assert time_ms("1.5s", "--time-limit") == 1500
     assert time_ms("2", "--time-limit") == 2000
     assert time_ms("250ms", "--time-limit") == 250
-    for wrong in ("", "much", "-1", "3 days"):
-        with pytest.raises(UsageError, match="--x"):
-            size_bytes(wrong, "--x")
+    assert time_ms("10080m", "--time-limit") == 7 * 24 * 3600 * 1000
+    for wrong in ("", "much", "-1", "3 days", "99999999999999", "9" * 400 + "s"):
         with pytest.raises(UsageError, match="--x"):
             time_ms(wrong, "--x")
+    for wrong in ("", "much", "-1", "3 days", "9999999G", "9" * 400):
+        with pytest.raises(UsageError, match="--x"):
+            size_bytes(wrong, "--x")

@@ -29,8 +29,9 @@ from server_kit import (
     wait_until,
 )
 
-from duckctl.chat_client import ChatEnd
-from duckctl.commands.chat import speed_line
+from duckctl.chat_client import ChatClient, ChatEnd
+from duckctl.commands.chat import _read_key, speed_line
+from duckctl.errors import UsageError
 
 
 def chat(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
@@ -104,11 +105,42 @@ def test_errors_before_and_during_an_answer_are_told_in_the_servers_words() -> N
     assert "'gpt-5' does not exist" in unknown.stderr
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "ftp://x",
+        "http://",
+        "http://[::1",
+        "http://x:99999",
+        "http://x:y",
+        "http://a\tb",
+    ],
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    result = chat("--url", url, "Hi")
+    with pytest.raises(UsageError, match="is no address of a server"):
+        ChatClient(url)
+
+
+def test_a_refused_address_is_exit_code_2() -> None:
+    result = chat("--url", "http://[::1", "Hi")
     assert result.returncode == 2
     assert "is no address of a server" in result.stderr
+    assert "hint: expected e.g. http://127.0.0.1:8000" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF\xff\x00", b"one\ntwo\n", "Schlüssel".encode(), b"k" * 10_000]
+)
+def test_a_file_that_holds_no_key_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"{path} is no file of an API key"):
+        _read_key(path)
+    path.write_bytes(b"a good key\n")
+    assert _read_key(path) == "a good key"
+    with pytest.raises(UsageError, match="can't read the API key"):
+        _read_key(tmp_path)
 
 
 def test_an_empty_question_is_refused() -> None:
