@@ -121,6 +121,7 @@ def set_command(
     target: str = typer.Argument(help="local (own disk) or the name of an image."),
     once: bool = typer.Option(False, "--once", help="Only until the duck says hello."),
     inventory: Path | None = INVENTORY,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say what ducks boot next time, for good or once.
 
@@ -146,12 +147,17 @@ def set_command(
             intents.set_local(duck.name, once)
         else:
             intents.set_image(duck.name, target, once)
+    if as_json:
+        print_json({"target": target, "once": once, "ducks": [duck.name for duck in ducks]})
+        return
     how = "once" if once else "until it is changed"
     talk(f"{len(ducks)} ducks boot '{target}' {how}")
 
 
 @app.command()
-def clear(pattern: str = PATTERN, inventory: Path | None = INVENTORY) -> None:
+def clear(
+    pattern: str = PATTERN, inventory: Path | None = INVENTORY, as_json: bool = AS_JSON
+) -> None:
     """Let ducks follow the inventory again; ends a hold of the loop detector too.
 
     \b
@@ -164,6 +170,9 @@ def clear(pattern: str = PATTERN, inventory: Path | None = INVENTORY) -> None:
     fleet = choose_inventory(inventory)
     intents = Intents(boot_paths(fleet).intents)
     changed = [duck.name for duck in select(fleet, pattern) if intents.clear(duck.name)]
+    if as_json:
+        print_json({"cleared": changed})
+        return
     talk(f"cleared: {', '.join(changed)}" if changed else "there was nothing to clear")
 
 

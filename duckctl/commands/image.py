@@ -163,7 +163,7 @@ def show(name: str = NAME, inventory: Path | None = INVENTORY, as_json: bool = A
 
 
 @app.command()
-def verify(name: str = NAME, inventory: Path | None = INVENTORY) -> None:
+def verify(name: str = NAME, inventory: Path | None = INVENTORY, as_json: bool = AS_JSON) -> None:
     """Check every byte of an image, its fleet key and its signatures. Exit code 1 on a problem.
 
     \b
@@ -177,11 +177,18 @@ def verify(name: str = NAME, inventory: Path | None = INVENTORY) -> None:
     image = find_image(folder, name)
     problems = verify_files(folder, image)
     report = verify_signatures(folder, image, fleet.key_file)
-    for problem in (*problems, *report.problems):
+    wrong = [*problems, *report.problems]
+    if as_json:
+        checked = {"ok": not wrong, "problems": wrong, "good": list(report.good)}
+        print_json({"name": name, "digest": image.digest, **checked})
+        if wrong:
+            raise typer.Exit(ExitCode.FAILURE)
+        return
+    for problem in wrong:
         talk(f"wrong: {problem}")
     for text in report.good:
         talk(text)
-    if problems or report.problems:
+    if wrong:
         raise typer.Exit(ExitCode.FAILURE)
     talk(f"{name}: {len(image.files)} files as built, digest {image.digest[:16]}")
 
@@ -192,6 +199,7 @@ def sign(
     inventory: Path | None = INVENTORY,
     key: Path | None = typer.Option(None, "--key", help="Secure Boot key (PEM), with --cert."),
     cert: Path | None = typer.Option(None, "--cert", help="Its certificate (PEM)."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Sign an image: its manifest with the fleet's key; its UEFI file for Secure Boot with --key.
 
@@ -211,4 +219,8 @@ def sign(
         image = sign_for_secure_boot(folder, image, key, cert)
         talk(f"{name}: signed for Secure Boot and verified; new digest {image.digest[:16]}")
     path = sign_manifest(folder, image, fleet.key_file)
+    if as_json:
+        signed = {"signature": str(path), "secure_boot": key is not None}
+        print_json({"name": name, "digest": image.digest, **signed})
+        return
     talk(f"{name}: manifest signed with the fleet's key: {path}")

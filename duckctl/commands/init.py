@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from duckctl.console import talk
+from duckctl.console import print_json, talk
 from duckctl.errors import UsageError
 from duckctl.keys import make_key, public_key, public_path
 
@@ -19,6 +19,7 @@ def init(
         Path("inventory"), "--fleet-dir", help="Folder of the inventory; the keys go there."
     ),
     check: bool = typer.Option(False, "--check", help="Only check the key that is there."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Make the fleet's key pair: FLEET_DIR/fleet.key (private, mode 0600) and fleet.pub.
 
@@ -39,5 +40,9 @@ def init(
         talk(f"wrote {path}; name it in the inventory: fleet_key_file: fleet.key")
         talk(f"wrote {public_path(path)} for the ducks and their images")
     public_key(path)
-    if check:
+    if as_json:
+        print_json(
+            {"key_file": str(path), "public_key_file": str(public_path(path)), "made": not check}
+        )
+    elif check:
         talk(f"{path} is a good key file, and {public_path(path)} belongs to it")

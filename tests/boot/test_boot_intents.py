@@ -107,6 +107,12 @@ def test_the_commands_change_and_show_them(tmp_path: Path) -> None:
     assert duckctl(tmp_path, "boot", "set", "duck[01-02]", "local", "--once").returncode == 0
     shown = duckctl(tmp_path, "boot", "status", "--json").stdout
     assert shown.count('"action": "local"') == 2
+    told = duckctl(tmp_path, "boot", "set", "duck03", "local", "--json").stdout
+    assert json.loads(told) == {
+        **{"schema_version": 1, "target": "local", "once": False, "ducks": ["duck03"]},
+    }
+    told = duckctl(tmp_path, "boot", "clear", "duck03", "--json").stdout
+    assert json.loads(told)["cleared"] == ["duck03"]
     refused = duckctl(tmp_path, "boot", "set", "duck03", "nothing")
     assert refused.returncode == 2
     assert "there is no image 'nothing'" in refused.stderr

@@ -82,6 +82,19 @@ def test_help_explains_with_examples(path: str, capsys: pytest.CaptureFixture[st
     assert re.search(rf"^ +{path}\b", examples[1], re.MULTILINE)
 
 
+def test_every_command_that_tells_a_result_has_json() -> None:
+    """docs/reference/cli.md names those that have none."""
+    without = {
+        path.removeprefix("duckctl ")
+        for path, command in ALL_COMMANDS
+        if not any("--json" in getattr(option, "opts", []) for option in command.params)
+    }
+    assert without == {
+        *("serve", "chat", "boot serve", "boot config", "lab exec"),
+        *("bench gpu", "bench overlap", "bench trace"),
+    }
+
+
 @pytest.mark.parametrize("path", [path for path, _ in ALL_COMMANDS])
 def test_every_option_says_what_it_does(path: str) -> None:
     command = dict(ALL_COMMANDS)[path]
@@ -138,6 +151,7 @@ def test_version_names_the_build() -> None:
         (["lab", "up", "--ducks", "many"], "Invalid value for '--ducks'"),
         (["lab", "up", "--poll", "often"], "expected block, sleep or spin"),
         (["lab", "restart"], "Missing argument"),
+        (["events", "-n", "9" * 23], "Invalid value for '--last'"),
         (["serve"], "Missing argument"),
         (["serve", "ducklet", "--format", "fp5"], "Invalid value for '--format'"),
     ],

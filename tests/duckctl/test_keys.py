@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -36,7 +37,11 @@ def test_init_makes_a_private_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     public = (tmp_path / "fleet.pub").read_text(encoding="ascii")
     assert re.fullmatch(r"duck-p256-public:04[0-9a-f]{128}\n", public)
     assert cli.run(["init", "--check", "--fleet-dir", str(tmp_path)]) == ExitCode.OK
+    assert cli.run(["init", "--check", "--fleet-dir", str(tmp_path), "--json"]) == ExitCode.OK
     captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert (document["key_file"], document["made"]) == (str(path), False)
+    assert document["public_key_file"] == str(tmp_path / "fleet.pub")
     assert key.strip() not in captured.out + captured.err
 
 

@@ -379,11 +379,20 @@ def test_the_commands(fleet: Path, tmp_path: Path, package: Path) -> None:
     listed = json.loads(duckctl("ls", "--json").stdout)
     assert [(i["name"], i["digest"]) for i in listed["images"]] == [("linux", digest)]
     assert "initrd.img" in duckctl("show", "linux").stdout
+    signed = json.loads(duckctl("sign", "linux", "--json").stdout)
+    assert (signed["digest"], signed["secure_boot"]) == (digest, False)
+    assert Path(signed["signature"]).is_file()
     assert duckctl("verify", "linux").returncode == 0
+    verified = json.loads(duckctl("verify", "linux", "--json").stdout)
+    assert (verified["ok"], verified["problems"]) == (True, [])
+    assert verified["good"] == ["the manifest is signed by the fleet's key"]
     (image_dir(fleet, "linux") / "vmlinuz").write_bytes(b"x")
     damaged = duckctl("verify", "linux")
     assert damaged.returncode == 1
     assert "vmlinuz has 1 bytes" in damaged.stderr
+    told = duckctl("verify", "linux", "--json")
+    assert told.returncode == 1
+    assert "vmlinuz has 1 bytes" in json.loads(told.stdout)["problems"][0]
     missing = duckctl("build", "linux", "--kernel-package", str(tmp_path / "none.deb"))
     assert missing.returncode == 2
     assert "there is no kernel package" in missing.stderr

@@ -94,6 +94,9 @@ def test_maintenance_takes_a_duck_out(folder: LabFolder) -> None:
     """It is skipped by provision and reboot, shown with its reason, and takes part again later."""
     assert duckctl(folder, "maintenance", "on", "d03", "--reason", "new fan").returncode == 0
     try:
+        (marked,) = document(folder, "maintenance", "on", "d03", "--reason", "new fan")["ducks"]
+        assert (marked["name"], marked["state"]) == ("d03", "maintenance")
+        assert marked["changed"] is False
         duck = document(folder, "status", "d03")["ducks"][0]
         assert (duck["state"], duck["reason"]) == ("maintenance", "new fan")
         done = document(folder, "reboot", "d03", "--yes")
