@@ -142,6 +142,16 @@ def test_a_duck_that_grows_slow_is_named(fleet: Fleet) -> None:
     assert load(fleet)["duck01"].drift == 0.0
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_a_calibration_that_no_json_can_tell_is_named(fleet: Fleet, rate: float) -> None:
+    """Python's JSON reads NaN; `health --json` must not pass it on."""
+    record(fleet, {"duck01": calibration(20e9)})
+    path = calibration_file(fleet)
+    path.write_text(path.read_text().replace("20000000000.0", json.dumps(rate)))
+    with pytest.raises(CalibrationError, match="damaged"):
+        load(fleet)
+
+
 def test_a_damaged_calibration_file_is_named(fleet: Fleet) -> None:
     """Nothing is guessed from half a file."""
     calibration_file(fleet).write_text('{"schema_version": 1, "ducks": {"duck01": {}}}')
