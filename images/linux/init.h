@@ -61,6 +61,7 @@ struct lease {
     uint64_t renew_at_ms, rebind_at_ms, ends_at_ms, next_ask_ms;
     uint32_t xid;
 };
+/* Without end, and petting the watchdog. */
 void lease_acquire(struct lease *lease, struct nic *nics, int count, const struct options *options);
 /* Renews in time; true when the address is another one than before. */
 bool lease_keep(struct lease *lease, uint64_t now_ms);

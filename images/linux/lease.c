@@ -21,6 +21,7 @@
 #define FIRST_WAIT_MS 1000
 #define WAIT_MS_MAX 32000
 #define ANSWER_WAIT_MS 2000
+#define PET_MS 2000 /* no wait is longer without a sign of life: watchdogs give 30 s, some less */
 #define RENEW_RETRY_MS 10000
 #define LEASE_S_MAX 0x7fffffffu /* "for ever" and what lies near it */
 #ifndef LEASE_S_MIN
@@ -39,7 +40,11 @@ static uint32_t random_word(void) {
     return word;
 }
 
-static void sleep_ms(uint64_t ms) { poll(NULL, 0, (int)ms); }
+/* poll for a part of a wait: there may be no answer for hours, and the watchdog is armed. */
+static int wait_petting(struct pollfd *set, int count, uint64_t ms) {
+    machine_pet_watchdog();
+    return poll(set, (nfds_t)count, (int)(ms < PET_MS ? ms : PET_MS));
+}
 
 static void ask(const struct nic *nic, const struct dhcp_question *question, uint32_t to) {
     uint8_t packet[DHCP_PACKET_BYTES_MAX];
@@ -65,7 +70,7 @@ static void wait_for_carrier(struct nic *nics, int count) {
     while (now_ms() < deadline) {
         for (int i = 0; i < count; i++)
             if (nic_has_carrier(&nics[i])) return;
-        sleep_ms(CARRIER_POLL_MS);
+        wait_petting(NULL, 0, CARRIER_POLL_MS);
     }
     say("no card has a link after %d s; asking all the same", CARRIER_WAIT_MS / 1000);
 }
@@ -85,7 +90,7 @@ static struct nic *best_offer(struct nic *nics, int count, uint32_t xid, uint64_
     for (int i = 0; i < count; i++)
         set[i] = (struct pollfd){.fd = nics[i].socket, .events = POLLIN};
     for (uint64_t now = now_ms(); now < deadline; now = now_ms()) {
-        if (poll(set, (nfds_t)count, (int)(deadline - now)) <= 0) continue;
+        if (wait_petting(set, count, deadline - now) <= 0) continue;
         for (int i = 0; i < count; i++) {
             struct dhcp_answer offer;
             while (nics[i].socket >= 0 && next_answer(&nics[i], xid, &offer)) {
@@ -106,7 +111,7 @@ static bool acknowledged(const struct nic *nic, uint32_t xid, struct dhcp_answer
     struct pollfd set = {.fd = nic->socket, .events = POLLIN};
     uint64_t deadline = now_ms() + ANSWER_WAIT_MS;
     for (uint64_t now = now_ms(); now < deadline; now = now_ms()) {
-        if (poll(&set, 1, (int)(deadline - now)) <= 0) continue;
+        if (wait_petting(&set, 1, deadline - now) <= 0) continue;
         while (next_answer(nic, xid, out))
             if (out->kind == DHCP_ACK || out->kind == DHCP_NAK) return out->kind == DHCP_ACK;
     }
