@@ -9,7 +9,7 @@ from ipaddress import IPv4Interface
 
 from duckctl.doctor.environment import Environment
 from duckctl.doctor.finding import Finding
-from duckctl.doctor.machine import VFIO, DomainPort, read_ports
+from duckctl.doctor.machine import VFIO, DomainPort, port_name, read_ports
 from duckctl.doctor.question import Question
 
 SETUP = "duckctl host setup --inventory FILE"
@@ -54,7 +54,7 @@ def check_names(question: Question) -> list[Finding]:
 
 def _name_of(environment: Environment, entry: DomainPort, interface: str) -> Finding:
     domain = entry.domain
-    wanted = domain.host_nic or f"duck-{domain.name}"[:15]
+    wanted = domain.host_nic or port_name(domain.name)
     fixed = any(
         re.search(rf"^Name={re.escape(wanted)}$", environment.read(name), flags=re.MULTILINE)
         for folder in LINK_FOLDERS

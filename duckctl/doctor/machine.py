@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from duckctl.inventory import Domain, Fleet
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 VFIO = "vfio-pci"
+NIC_NAME_MAX = 15  # IFNAMSIZ - 1, linux/if.h
+HASH_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ class DomainPort:
 
     domain: Domain
     port: Port | None
+
+
+def port_name(domain: str) -> str:
+    """The interface's name that `duckctl host setup` gives a domain's port, if the inventory names
+    none. The rule is that of playbooks/filter_plugins/duck_fleet.py, which stands alone."""
+    name = f"duck-{domain}"
+    if len(name) <= NIC_NAME_MAX:
+        return name
+    return f"{name[: NIC_NAME_MAX - HASH_DIGITS]}{zlib.crc32(name.encode()):0{HASH_DIGITS}x}"
 
 
 def domain_ports(environment: Environment, fleet: Fleet) -> list[DomainPort]:

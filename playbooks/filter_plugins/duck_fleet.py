@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NOT_DOMAINS = ("all", "ungrouped", "ducks", "gpu_host")
 NIC_NAME_MAX = 15  # IFNAMSIZ - 1, linux/if.h
+HASH_DIGITS = 8
 
 
 def duck_domains(
@@ -36,8 +38,8 @@ def _domain(
         "prefix": network.prefixlen,
         "broadcast": str(network.broadcast_address),
         "host_address": str(values["domain_host_address"]),
-        "nic": str(values.get("domain_host_nic") or f"duck-{name}"[:NIC_NAME_MAX]),
-        "pci": str(values.get("domain_host_pci") or "").lower(),
+        "nic": str(values.get("domain_host_nic") or port_name(name)),
+        "pci": _full_pci(str(values.get("domain_host_pci") or "").lower()),
         "mac": mac,
         "mtu": int(values.get("domain_mtu", 1500)),
         "ducks": list(ducks),
@@ -45,6 +47,20 @@ def _domain(
         "cpu": values.get("domain_cpu"),
         "loopback": network.is_loopback,
     }
+
+
+def port_name(domain: str) -> str:
+    """The interface's name of a domain's port. Long names end in a hash, or two domains that begin
+    alike would have one name. ``duckctl doctor`` has the same rule, duckctl/doctor/machine.py."""
+    name = f"duck-{domain}"
+    if len(name) <= NIC_NAME_MAX:
+        return name
+    return f"{name[: NIC_NAME_MAX - HASH_DIGITS]}{zlib.crc32(name.encode()):0{HASH_DIGITS}x}"
+
+
+def _full_pci(pci: str) -> str:
+    """``41:00.0``, as lspci shows it on most machines, is in PCI segment 0."""
+    return f"0000:{pci}" if pci.count(":") == 1 else pci
 
 
 def _group_of(ducks: list[str], groups: Mapping[str, Sequence[str]]) -> str:

@@ -10,6 +10,8 @@ from fake_kernel import load_playbook_file
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duckctl.doctor.machine import port_name
+
 fleet: Any = load_playbook_file("filter_plugins/duck_fleet")
 
 
@@ -47,6 +49,31 @@ def test_domains() -> None:
     assert (first["nic"], first["mtu"], first["pci"]) == ("duck-domain1", 1500, "")
     assert (second["name"], second["broadcast"], second["mtu"]) == ("domain2", "10.2.0.127", 9000)
     assert (first["device"], first["cpu"], second["device"], second["cpu"]) == ("", None, "pci", 3)
+
+
+def test_long_names_of_domains_differ() -> None:
+    """A port's name has 15 characters: those of production-1 and production-2 end in a hash; doctor
+    looks for the names that the playbooks give."""
+    subnets = {"d1": "10.1.0.0/24", "d2": "10.2.0.0/24"}
+    hostvars = {duck: variables(subnet, subnet[:-5] + ".1") for duck, subnet in subnets.items()}
+    groups = {"ducks": ["d1", "d2"], "production-1": ["d1"], "production-2": ["d2"]}
+    names = [domain["nic"] for domain in fleet.duck_domains(hostvars, groups)]
+    assert names == ["duck-pra12972f8", "duck-pr38202342"]
+
+
+@given(st.text("abcdefghij-0123456789", min_size=1, max_size=40))
+def test_doctor_and_playbooks_give_a_port_the_same_name(domain: str) -> None:
+    """The rule is written twice, since plain Ansible has no duckctl; a name is one of Linux."""
+    assert port_name(domain) == fleet.port_name(domain)
+    assert len(port_name(domain)) <= 15
+    assert port_name(domain) == f"duck-{domain}" or len(domain) > 10
+
+
+def test_short_pci_address() -> None:
+    """``41:00.0`` is what it is for boot and doctor: in segment 0; sysfs and udev want it whole."""
+    values = HOSTVARS["d3"] | {"domain_host_pci": "41:00.1"}
+    (domain,) = fleet.duck_domains({"d3": values}, {"ducks": ["d3"], "domain2": ["d3"]})
+    assert domain["pci"] == "0000:41:00.1"
 
 
 def test_domain_without_a_group() -> None:
