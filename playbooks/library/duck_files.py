@@ -1,10 +1,16 @@
 """Ansible module: text files with given contents, several in one visit.
 
 A file is written whole or not at all, its folder is made if it is missing. Result: ``written``.
+
+Files mean nothing until somebody has read them (update-grub, networkctl reload), and a run may end
+between the two. ``pending``: a file that is written before the others and names those that change;
+the role removes it when they have been read. The result's ``pending`` names what this run and
+earlier ones have changed and nobody has read.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -21,6 +27,8 @@ def write(module: AnsibleModule, path: Path, text: str) -> None:
         "w", encoding="utf-8", dir=module.tmpdir, delete=False
     ) as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     module.atomic_move(file.name, str(path))
     path.chmod(0o644)
 
@@ -30,6 +38,7 @@ def main() -> None:
         argument_spec={
             "files": {"type": "dict", "required": True},
             "absent": {"type": "list", "elements": "path", "default": []},
+            "pending": {"type": "path"},
         },
         supports_check_mode=True,
     )
@@ -37,6 +46,11 @@ def main() -> None:
     wanted |= {Path(path): None for path in module.params["absent"]}
     before = {path: read(path) for path in wanted}
     changing = [path for path in wanted if before[path] != wanted[path]]
+    marker = Path(module.params["pending"]) if module.params["pending"] else None
+    noted = (read(marker) or "").splitlines() if marker is not None else []
+    pending = sorted({*noted, *(str(path) for path in changing)})
+    if marker is not None and changing and not module.check_mode:
+        write(module, marker, "".join(f"{path}\n" for path in pending))
     for path in changing if not module.check_mode else ():
         text = wanted[path]
         if text is None:
@@ -52,7 +66,8 @@ def main() -> None:
         }
         for path in changing
     ]
-    module.exit_json(changed=bool(changing), written=[str(path) for path in changing], diff=diff)
+    written = [str(path) for path in changing]
+    module.exit_json(changed=bool(changing), written=written, pending=pending, diff=diff)
 
 
 if __name__ == "__main__":
