@@ -159,7 +159,8 @@ def test_a_run_that_ends_between_two_files(host: Host) -> None:
 
 def test_networkd_reads_files_of_a_run_that_failed(host: Host) -> None:
     """A port that cannot be renamed ends the first run, after networkd has read the files; the next
-    run has them read again, and the one after changes nothing."""
+    run has them read again, and the one after changes nothing. A .link with a name that the port
+    had before is gone."""
     port = {"name": "domain1", "pci": "0000:41:00.0", "mac": "", "nic": "duck-none", "mtu": 1500}
     port |= {"host_address": "10.1.0.1", "prefix": 24}
     role: dict[str, Any] = {
@@ -172,8 +173,14 @@ def test_networkd_reads_files_of_a_run_that_failed(host: Host) -> None:
         found = {"ports": [{"domain": "domain1", "interface": interface}]}
         return host.run("nic_domains", broken, preflight_host=found, **role)
 
+    folder = Path(host.path("network"))
+    folder.mkdir()
+    (folder / "20-duck-old.link").write_text("# domain1: written by duckctl's role nic_domains\n")
+    (folder / "20-lan.link").write_text("# by hand\n")
     first = run("eno1", "ip link set dev eno1 down")
     assert (first.failed, first.calls) == (True, ["networkctl reload", "ip link set dev eno1 down"])
+    names = ["20-duck-none.link", "20-duck-none.network", "20-lan.link"]
+    assert sorted(path.name for path in folder.iterdir()) == names
     second = run("duck-none")
     assert set(second.calls) == {"networkctl reload"}
     third = run("duck-none")
@@ -195,7 +202,7 @@ def test_dnsmasq_is_restarted_after_a_run_that_failed(host: Host) -> None:
     (source / "dnsmasq.conf").write_text(
         f"port=0\ntftp-root={folder}/tftp\ndhcp-hostsfile={folder}/hosts\n"
     )
-    role = {
+    role: dict[str, Any] = {
         **{"pxe_source": str(source), "pxe_folder": str(folder), "pxe_ports": []},
         "pxe_files": {host.path("units/duck-dnsmasq.service"): "[Service]\nExecStart=/bin/true\n"},
         "pxe_started": host.path("started"),
@@ -218,7 +225,7 @@ def test_duckd_is_restarted_after_a_run_that_failed(host: Host) -> None:
     """A new duckd is installed and the restart fails: the next run restarts it."""
     shutil.copy("/bin/true", host.path("built"))
     Path(host.path("FLEET.pub")).write_text("key")
-    role = {
+    role: dict[str, Any] = {
         **{"duck_linux_duckd": host.path("built"), "duck_linux_address": "127.0.0.1"},
         **{"duck_linux_fleet_public": host.path("FLEET.pub")},
         **{"duck_linux_program": host.path("duckd"), "duck_linux_folder": host.path("etc")},
