@@ -17,7 +17,7 @@ from duckctl.boot.intents import Intents
 from duckctl.boot.plan import boot_paths, plan_boot
 from duckctl.boot.ports import port_conflicts
 from duckctl.console import warn
-from duckctl.errors import ExitCode
+from duckctl.errors import DuckError, ExitCode
 from duckctl.health import ProbeError
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
@@ -234,6 +234,7 @@ class Runner:
         self._fleet, self._store, self._found, self._show = fleet, store, found, show
         self._first = max((event.number for event in store.events(last=1)), default=0)
         self._intents = Intents(boot_paths(fleet).intents)
+        self._hello_warned = False
         self._senses = Senses(
             ProbeEyes(fleet), PowerHands(fleet), LogEars(fleet, store), SystemClock()
         )
@@ -258,7 +259,17 @@ class Runner:
     def _changed(self, duck: Duck, record: DuckRecord) -> None:
         self._show.change(duck, record)
         if record.state is State.READY and boots_from_network(duck):
-            self._intents.hello(duck.name)  # one-shot intents and holds end here
+            self._say_hello(duck.name)
+
+    def _say_hello(self, name: str) -> None:
+        """One-shot intents and holds end here. A duck is up also where that cannot be written."""
+        try:
+            self._intents.hello(name)
+        except DuckError as error:
+            if not self._hello_warned:
+                why = "; ".join(filter(None, (error.message, error.hint)))
+                warn(f"the boot service is not told which ducks came up: {why}")
+            self._hello_warned = True
 
 
 def explain_failures(fleet: Fleet, records: Mapping[str, DuckRecord]) -> dict[str, DuckRecord]:
