@@ -276,8 +276,8 @@ class _Parser:
                     f"name '{duck}' is already a duck of {first.domain} (line {first.line})",
                 )
                 continue
-            if len(duck) > fields.NAME_BYTES_MAX:
-                self.wrong(duck_line, f"'{duck}' is longer than {fields.NAME_BYTES_MAX} characters")
+            if why := fields.why_no_duck_name(duck):
+                self.wrong(duck_line, why)
             duck_values = read_variables(body, Level.DUCK, self.problems)
             self.raw_ducks[duck] = _RawDuck(duck, duck_line, name, duck_values)
         self.groups[name] = tuple(hosts)

@@ -24,6 +24,8 @@ NAME_BYTES_MAX = 31  # DUCK_WIRE_NAME_BYTES with its zero
 MTU_MIN, MTU_MAX = 1500, 9000  # the two packet sizes of the wire protocol lie in this range
 CORES_MAX = 64
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+# In a reservation dnsmasq takes these for a lease's time or its word for "no answer".
+NO_DUCK_NAME = re.compile(r"\d+[smhdw]?|infinite|ignore")
 NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 PCI_ADDRESS = re.compile(r"([0-9a-f]{4}:)?[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -181,6 +183,18 @@ def read_mac(located: Located) -> str:
 def is_locally_administered(mac: str) -> bool:
     """True for addresses that software made up; several cards may share one."""
     return bool(int(mac[:2], 16) & 2)
+
+
+def why_no_duck_name(name: str) -> str:
+    """Why a duck cannot have this name; empty if it can."""
+    if len(name) > NAME_BYTES_MAX:
+        return f"'{name}' is longer than {NAME_BYTES_MAX} characters"
+    if NO_DUCK_NAME.fullmatch(name):
+        return (
+            f"'{name}' cannot be a duck's name: dnsmasq, which serves network boot, would read it "
+            f"as a time or a keyword; another one: 'duck-{name}'"
+        )
+    return ""
 
 
 def outside(address: IPv4Address, subnet: IPv4Network) -> str:
