@@ -25,11 +25,12 @@ MESSAGE = re.compile(
     r"([0-9a-f]{2}(?::[0-9a-f]{2}){5}) ?(.*)"
 )
 SENT_OPTION = re.compile(r"sent size: *\d+ option: *(\d+) \S+ +(.*)")
-TFTP_SENT = re.compile(r"(sent|failed sending) (\S+) to (\d+\.\d+\.\d+\.\d+)")
+TFTP_SENT = re.compile(r"(sent|failed sending) (.+) to (\d+\.\d+\.\d+\.\d+)")
 TFTP_ERROR = re.compile(r"error (\d+) (.*) received from (\d+\.\d+\.\d+\.\d+)")
-TFTP_MISSING = re.compile(r"file (\S+) not found for (\d+\.\d+\.\d+\.\d+)")
+TFTP_MISSING = re.compile(r"file (.+) not found for (\d+\.\d+\.\d+\.\d+)")
 DUCK_SCRIPT = re.compile(r"/duck/([0-9a-f]{2}(?:-[0-9a-f]{2}){5})\.ipxe")
 USER_ABORT = 8  # EDK2 asks for the size, aborts, and asks again: no failure
+YEARS_BACK_MAX = 9  # 1896 to 1904 and 2096 to 2104 have no leap year between them
 ADDRESSES_MAX = 16_384  # of boxes seen; far above what a fleet has
 MESSAGES: dict[str, Kind] = {
     "DHCPDISCOVER": "discover",
@@ -150,12 +151,18 @@ class BootLog:
                                       text=str(entry.get("problem", ""))))]  # fmt: skip
 
     def _time(self, stamp: str) -> float:
-        """Syslog's time has no year: the one that makes it lie in the past (a day of slack)."""
-        now = datetime.fromtimestamp(self._clock())
-        found = datetime.strptime(f"{now.year} {stamp}", "%Y %b %d %H:%M:%S")
-        if found > now + timedelta(days=1):
-            found = found.replace(year=now.year - 1)
-        return found.timestamp()
+        """Syslog's time has no year: the last one that has this day and makes it lie in the past (a
+        day of slack). February 29 is up to eight years ago; a day of no year counts as now."""
+        now = self._clock()
+        latest = datetime.fromtimestamp(now) + timedelta(days=1)
+        for year in range(latest.year, latest.year - YEARS_BACK_MAX, -1):
+            try:
+                found = datetime.strptime(f"{year} {stamp}", "%Y %b %d %H:%M:%S")
+            except ValueError:
+                continue
+            if found <= latest:
+                return found.timestamp()
+        return now
 
     def _add(self, group: _Group, rest: str) -> None:
         if match := MESSAGE.fullmatch(rest):

@@ -96,6 +96,37 @@ def test_times_domains_and_stages(log: BootLog) -> None:
     assert datetime.fromtimestamp(event.time).year == 2025
 
 
+@pytest.mark.parametrize(
+    ("now", "year"),
+    [((2028, 3, 1), 2028), ((2029, 3, 1), 2028), ((2031, 1, 1), 2028), ((2028, 2, 27), 2024)],
+)
+def test_february_29_is_in_the_last_leap_year(
+    tmp_path: Path, now: tuple[int, int, int], year: int
+) -> None:
+    """A log that is read in a year without that day; a day that no year has breaks nothing."""
+    clock = datetime(*now).timestamp()
+    log = BootLog(make_fleet(tmp_path), "/b/tftp", lambda: clock)
+    rest = "10:00:00 dnsmasq-tftp[9]: sent /b/tftp/duckos/duckos.efi to 198.18.0.11"
+    (event,) = log.line(f"Feb 29 {rest}")
+    assert datetime.fromtimestamp(event.time) == datetime(year, 2, 29, 10)
+    (event,) = log.line(f"Feb 30 {rest}")
+    assert event.time == clock
+
+
+def test_a_folder_with_a_space_hides_no_transfer(tmp_path: Path) -> None:
+    """Paths of TFTP's lines may have spaces, and words of dnsmasq's own in them."""
+    log = BootLog(make_fleet(tmp_path), "/my rack to 1/b/tftp", lambda: NOW)
+    tftp = [line for line in CONVERSATION.splitlines() if "tftp[9]" in line and "error" not in line]
+    text = "\n".join(tftp).replace("/b/tftp", "/my rack to 1/b/tftp").replace("none", "not found")
+    assert [(e.kind, e.file) for e in read(log, text)] == [
+        ("tftp", "duckos/duckos.efi"),
+        ("tftp", "duckos/duckos.efi"),
+        ("tftp_failed", "duckos/duckos.efi"),
+        ("tftp_missing", "not found"),
+        ("tftp", "duckos/duckos.efi"),
+    ]
+
+
 def test_t23_error_8_is_no_failure(log: BootLog) -> None:
     """Only error 8 is an abort; another error is a failure with its text (T23)."""
     lines = CONVERSATION.splitlines()
