@@ -66,7 +66,10 @@ def decide(plan: BootPlan, request: BootRequest) -> BootAnswer:
     duck = duck_of(plan, request.mac)
     if duck is not None and duck.domain.name != request.domain.name:
         # Never lease the address of another subnet; the box is treated as one that no duck is.
-        return _without_file(mode, None, f"{duck.name} belongs to {duck.domain.name}: wrong port?")
+        reason = f"{duck.name} belongs to {duck.domain.name}: wrong port?"
+        if plan.unknown == "ignore":
+            return BootAnswer("silent", reason)
+        return _without_file(mode, None, reason)
     if duck is None and plan.unknown == "ignore":
         return BootAnswer("silent", "no duck has this MAC; fleet_unknown_ducks is ignore")
     address = duck.address if duck is not None else None

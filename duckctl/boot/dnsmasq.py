@@ -1,9 +1,11 @@
 """BootPlan -> the text of dnsmasq's files. Pure; the same rules as ``answers.decide``.
 
-How it works. A reservation (hosts file) tags a duck: ``img-NAME`` with the
-image that it shall boot, ``ldr-ipxe`` if it needs that boot loader, ``noboot`` if it gets no file.
-Option 93 gives the tag ``archN``, iPXE the tag ``ipxe``, the domain's range the domain's name.
-``dhcp-boot`` lines then join tags to files; they exclude each other, so their order is nothing.
+How it works. A reservation (hosts file) tags a duck: ``of-DOMAIN`` with its domain, ``img-NAME``
+with the image that it shall boot, ``ldr-ipxe`` if it needs that boot loader; ``noboot`` alone if it
+gets no file. Option 93 gives the tag ``archN``, iPXE the tag ``ipxe``, a domain's range the tag
+``dom-DOMAIN``. ``dhcp-boot`` lines then join tags to files; they exclude each other, so their order
+is nothing. A reservation without an address (proxy mode, a domain that is off) holds in every
+subnet, so files are for ducks that ask in their own domain: ``dom-X`` and ``of-X``.
 
 Proxy mode. dnsmasq answers port 4011 only when it has a ``pxe-service`` line, and builds menus
 from those that match. One line that never matches gives the port without the menu: then both
@@ -29,6 +31,7 @@ from duckctl.image.manifest import ImageManifest
 from duckctl.inventory import Domain, Duck
 
 UNKNOWN_TAGS = "tag:!known,tag:!known-othernet"
+DOMAIN_TAG = "dom-"  # names of domains are not tags themselves: one may be called "known" or "ipxe"
 TFTP_TRANSFERS_MAX = 512
 PLAIN_MTU = 1500
 
@@ -63,7 +66,7 @@ def render_hosts(plan: BootPlan) -> str:
     """The reservations, one duck a line: MAC, tags, address, name, lease."""
     lines = []
     for duck in plan.fleet.ducks:
-        if duck.mac is None or plan.mode_of(duck.domain) == "off":
+        if duck.mac is None:
             continue
         parts = [duck.mac, *_duck_tags(plan, duck)]
         if plan.mode_of(duck.domain) == "dhcp":
@@ -73,9 +76,9 @@ def render_hosts(plan: BootPlan) -> str:
 
 
 def _duck_tags(plan: BootPlan, duck: Duck) -> list[str]:
-    if why_no_image(plan, duck):
+    if plan.mode_of(duck.domain) == "off" or why_no_image(plan, duck):
         return ["set:noboot"]
-    tags = [f"set:img-{plan.image_name_of(duck)}"]
+    tags = [f"set:of-{duck.domain.name}", f"set:img-{plan.image_name_of(duck)}"]
     if duck.ipxe == "ipxe":
         tags.append("set:ldr-ipxe")
     return tags
@@ -160,13 +163,14 @@ def _domain(plan: BootPlan, domain: Domain) -> list[str]:
     if mode == "proxy":
         # The range is for those alone that get a file: silence lets the others go on at once. A box
         # that no duck is has to be let in (without a file) to be seen: else no line has its MAC.
-        only = "tag:!noboot," + ("tag:known," if plan.unknown == "ignore" else "")
-        network = domain.subnet.network_address
-        lines.append(f"dhcp-range=set:{domain.name},{only}{network},proxy")
+        start, network = f"dhcp-range=set:{_tag(domain)}", domain.subnet.network_address
+        lines.append(f"{start},tag:of-{domain.name},{network},proxy")
+        if plan.unknown != "ignore":
+            lines.append(f"{start},{UNKNOWN_TAGS},{network},proxy")
         lines.append("pxe-service=tag:never,x86PC,duckctl,never")
         return lines
     lines.append(_range(plan, domain))
-    tag = f"tag:{domain.name}"
+    tag = f"tag:{_tag(domain)}"
     # The host is neither a router nor a name server for the ducks.
     lines += [f"dhcp-option={tag},option:router", f"dhcp-option={tag},option:dns-server"]
     # iPXE: do not wait for a proxy (175.176).
@@ -183,12 +187,17 @@ def _domain(plan: BootPlan, domain: Domain) -> list[str]:
     return lines
 
 
+def _tag(domain: Domain) -> str:
+    """What a box has that asks in this domain."""
+    return f"{DOMAIN_TAG}{domain.name}"
+
+
 def _range(plan: BootPlan, domain: Domain) -> str:
     pool = find_pool(plan, domain) if plan.unknown != "ignore" else None
     mask, lease = domain.subnet.netmask, plan.policy.pool_lease_s
     if pool is None:
-        return f"dhcp-range=set:{domain.name},{domain.subnet.network_address},static,{mask}"
-    return f"dhcp-range=set:{domain.name},{pool.first},{pool.last},{mask},{lease}s"
+        return f"dhcp-range=set:{_tag(domain)},{domain.subnet.network_address},static,{mask}"
+    return f"dhcp-range=set:{_tag(domain)},{pool.first},{pool.last},{mask},{lease}s"
 
 
 def _boot_lines(plan: BootPlan, served: list[Domain]) -> Iterator[str]:
@@ -197,7 +206,8 @@ def _boot_lines(plan: BootPlan, served: list[Domain]) -> Iterator[str]:
     for image in plan.images.values():
         yield f"# image {image.name}: {image.kind} {image.version}, {image.digest[:12]}"
         for domain in served:
-            yield from _boot_lines_of(plan, image, domain, f"tag:img-{image.name}")
+            who = f"tag:of-{domain.name},tag:img-{image.name}"
+            yield from _boot_lines_of(plan, image, domain, who)
     if plan.unknown == "boot" and default is not None:
         yield "# boxes that no duck is"
         for domain in served:
@@ -208,7 +218,7 @@ def _boot_lines_of(plan: BootPlan, image: ImageManifest, domain: Domain, who: st
     for arch in ARCHS.values():
         if arch.over == "http" and plan.mode_of(domain) == "proxy":
             continue
-        tags = f"tag:{domain.name},{who},tag:{arch.tag}"
+        tags = f"tag:{_tag(domain)},{who},tag:{arch.tag}"
         if arch.over == "http":
             yield f"dhcp-option-force={tags},60,HTTPClient"
         # In proxy mode dnsmasq leaves "next server" empty, and iPXE's ROM then takes no file.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
+from duckctl.boot.dnsmasq import DOMAIN_TAG
 from duckctl.boot.events import BootEvent, Kind
 from duckctl.inventory import Fleet
 
@@ -69,7 +70,7 @@ class BootLog:
         self._clock = clock
         self._tftp_root = PurePosixPath(tftp_root)
         self._by_mac = {duck.mac: duck for duck in fleet.ducks if duck.mac is not None}
-        self._domains = {domain.name for domain in fleet.domains}
+        self._domain_of = {f"{DOMAIN_TAG}{domain.name}": domain.name for domain in fleet.domains}
         self._mac_of = {str(duck.address): duck.mac for duck in fleet.ducks if duck.mac}
         self._mac_of.update(leases or {})
         self.at_group_start = False  # the line read last began the lines of a packet
@@ -114,7 +115,7 @@ class BootLog:
         if group is None:
             return []
         arch = next((int(tag[4:]) for tag in group.tags if re.fullmatch(r"arch\d+", tag)), None)
-        domain = next((tag for tag in group.tags if tag in self._domains), None)
+        domain = next((self._domain_of[tag] for tag in group.tags if tag in self._domain_of), None)
         done = []
         for event in group.events:
             if event.kind == "proxy" and group.is_ack:

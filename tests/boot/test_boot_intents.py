@@ -125,7 +125,7 @@ def test_config_is_printed_and_nothing_written(tmp_path: Path) -> None:
     make_fleet(tmp_path)
     done = duckctl(tmp_path, "boot", "config", "--mode", "proxy")
     assert done.returncode == 0
-    assert "dhcp-range=set:dom0,tag:!noboot,198.18.0.0,proxy" in done.stdout
+    assert "dhcp-range=set:dom-dom0,tag:of-dom0,198.18.0.0,proxy" in done.stdout
     assert not (tmp_path / "boot").exists()
     assert duckctl(tmp_path, "boot", "config", "--mode", "some").returncode == 2
 

@@ -24,7 +24,7 @@ Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 available DHCP range: 198.18.0.191 -- 198.1
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 vendor class: PXEClient:Arch:00007:UNDI:003000
 Nov 30 08:10:28 dnsmasq[9]: LOUD WARNING: listening on 198.18.0.1 may accept requests via others
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 DHCPDISCOVER(nic0) 02:00:00:00:00:01
-Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 tags: dom0, img-duckos, known, arch9, nic0
+Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 tags: dom-dom0, of-dom0, img-duckos, known, arch9, nic0
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 DHCPOFFER(nic0) 198.18.0.11 02:00:00:00:00:01
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 requested options: 1:netmask, 67:bootfile-name
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 next server: 198.18.0.1
@@ -32,7 +32,7 @@ Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 sent size:  1 option: 53 message-type  2
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 sent size: 18 option: 67 bootfile-name  duckos/duckos.efi
 Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 available DHCP range: 198.18.0.191 -- 198.18.0.254
 Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 DHCPREQUEST(nic0) 198.18.0.11 02:00:00:00:00:01
-Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 tags: dom0, img-duckos, known, arch9, nic0
+Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 tags: dom-dom0, of-dom0, img-duckos, known, arch9, nic0
 Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 DHCPACK(nic0) 198.18.0.11 02:00:00:00:00:01 duck01
 Nov 30 08:10:29 dnsmasq-dhcp[9]: 100 sent size:  1 option: 53 message-type  5
 Nov 30 08:10:29 dnsmasq-tftp[9]: error 8 User aborted the transfer received from 198.18.0.11
@@ -42,12 +42,12 @@ Nov 30 08:10:31 dnsmasq-tftp[9]: failed sending /b/tftp/duckos/duckos.efi to 198
 Nov 30 08:10:31 dnsmasq-tftp[9]: file /b/tftp/none not found for 198.18.0.11
 Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 available DHCP subnet: 198.18.1.0/255.255.255.0
 Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 PXE(nic1) 02:00:00:00:00:05 proxy
-Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 tags: dom1, img-duckos, known, arch0, ipxe, nic1
+Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 tags: dom-dom1, of-dom1, img-duckos, known, arch0, ipxe, nic1
 Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 bootfile name: duckos/duckos.img
 Nov 30 08:10:32 dnsmasq-dhcp[9]: 7 sent size:  1 option: 53 message-type  2
 Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 available DHCP subnet: 198.18.1.0/255.255.255.0
 Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 PXE(nic1) 198.18.1.40 02:00:00:00:00:05 proxy
-Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 tags: dom1, img-duckos, known, arch7, nic1
+Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 tags: dom-dom1, of-dom1, img-duckos, known, arch7, nic1
 Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 bootfile name: duckos/duckos.efi
 Nov 30 08:10:33 dnsmasq-dhcp[9]: 8 sent size:  1 option: 53 message-type  5
 Nov 30 08:10:34 dnsmasq-tftp[9]: sent /b/tftp/duckos/duckos.efi to 198.18.1.40

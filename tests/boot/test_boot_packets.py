@@ -16,6 +16,7 @@ from duckctl.boot.answers import BootAnswer, BootRequest, decide
 from duckctl.boot.arch import ARCHS
 from duckctl.boot.intents import Intent
 from duckctl.boot.plan import BootPlan
+from duckctl.inventory import load_inventory
 
 pytestmark = needs_namespaces("dnsmasq", "ip")
 
@@ -131,11 +132,58 @@ def test_strangers_are_answered_as_the_inventory_says(
         every_case(plan, net, STRANGERS)
 
 
-def test_a_duck_at_the_wrong_port_gets_no_file(net: Net, tmp_path: Path) -> None:
-    """A duck of domain 0 that asks in domain 1: never an address of the other subnet."""
-    plan = make_plan(make_fleet(tmp_path), tmp_path)
+MODES = [
+    (first, second)
+    for first in ("dhcp", "proxy", "off")
+    for second in ("dhcp", "proxy", "off")
+    if (first, second) != ("off", "off")
+]
+
+
+@pytest.mark.parametrize("unknown", ["discover", "boot", "ignore"])
+@pytest.mark.parametrize(("first", "second"), MODES)
+def test_a_duck_at_the_wrong_port_gets_no_file(
+    net: Net, tmp_path: Path, first: str, second: str, unknown: str
+) -> None:
+    """A duck that asks in the other domain, whatever both are: no file there, and never an address
+    of another subnet; at its own port it gets its file as ever."""
+    plan = make_plan(make_fleet(tmp_path, first, second, unknown), tmp_path)
     with dnsmasq_of(plan, net):
-        check(plan, net, 1, "02:00:00:00:00:01", 7, False)
+        for place, mac in ((1, "02:00:00:00:00:01"), (0, "02:00:00:00:00:05")):
+            if plan.mode_of(plan.fleet.domains[place]) == "off":
+                continue
+            wrong = decide(plan, BootRequest(plan.fleet.domains[place], mac, 7))
+            assert wrong.file == "", "the decision itself"
+            check(plan, net, place, mac, 7, False)
+            check(plan, net, 1 - place, mac, 7, False)
+            check(plan, net, place, STRANGER, 7, False)
+
+
+@pytest.mark.parametrize("name", ["known", "known-othernet", "ipxe", "arch7", "noboot", "nic1"])
+def test_a_domain_may_be_named_like_a_tag(net: Net, tmp_path: Path, name: str) -> None:
+    """dnsmasq's own tags, ours and those of its interfaces: names of domains are none of them."""
+    fleet = make_fleet(tmp_path, "dhcp", "proxy", "boot")
+    fleet.path.write_text(fleet.path.read_text().replace("dom0:", f"{name}:"))
+    plan = make_plan(load_inventory(fleet.path), tmp_path)
+    with dnsmasq_of(plan, net):
+        for mac, domain in (("02:00:00:00:00:02", 0), ("02:00:00:00:00:06", 1), *STRANGERS):
+            check(plan, net, domain, mac, 7, False)
+        check(plan, net, 0, "02:00:00:00:00:02", 7, True)
+
+
+def test_a_duck_may_be_named_with_digits(net: Net, tmp_path: Path) -> None:
+    """What the inventory takes for a name, dnsmasq takes for one too, not for a lease's time."""
+    fleet = make_fleet(tmp_path)
+    text = fleet.path.read_text()
+    for number, name in enumerate(("12-30m", "m", "12h3", "infinite1"), 1):
+        text = text.replace(f"duck0{number}:", f"{name}:")
+    fleet.path.write_text(text)
+    plan = make_plan(load_inventory(fleet.path), tmp_path)
+    with dnsmasq_of(plan, net):
+        for duck in plan.fleet.ducks[:4]:
+            (reply,) = client(net, duck.mac or "", 0).ask(DISCOVER, 7)
+            assert reply.address == str(duck.address)
+            assert reply.options[51] == plan.policy.duck_lease_s.to_bytes(4, "big"), duck.name
 
 
 def test_t09_http_boot_has_url_and_option_60(net: Net, tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def boot_of_duck01(fleet: Fleet) -> None:
     tftp = boot_paths(fleet).tftp / "duckos/duckos.img"
     write(
         fleet,
-        packet("DHCPDISCOVER", MAC, 11, "known, arch7, domain1, nic0")
-        + packet("DHCPREQUEST", MAC, 12, "known, arch7, domain1, nic0", "10.21.1.11")
+        packet("DHCPDISCOVER", MAC, 11, "known, arch7, dom-domain1, nic0")
+        + packet("DHCPREQUEST", MAC, 12, "known, arch7, dom-domain1, nic0", "10.21.1.11")
         + f"{STAMP} dnsmasq-tftp[7]: sent {tftp} to 10.21.1.11\n",
     )
 
@@ -71,8 +71,8 @@ def test_nothing_is_told_twice_whoever_listens(fleet: Fleet) -> None:
         first, second = Listener(fleet, store), Listener(fleet, other)
         assert len(first.listen()) == 2
         assert second.listen() == []
-        write(fleet, packet("DHCPDISCOVER", "a8:b8:e0:21:01:0c", 21, "known, arch0, domain1"))
-        write(fleet, packet("DHCPDISCOVER", STRANGER, 22, "arch0, domain1"))
+        write(fleet, packet("DHCPDISCOVER", "a8:b8:e0:21:01:0c", 21, "known, arch0, dom-domain1"))
+        write(fleet, packet("DHCPDISCOVER", STRANGER, 22, "arch0, dom-domain1"))
         assert [duck for duck, _ in second.listen()] == ["duck02"]
         assert first.listen() == []
     with open_store(fleet) as store:
@@ -103,16 +103,16 @@ def test_a_rotated_log_is_read_from_its_beginning(fleet: Fleet) -> None:
         listen(fleet, store)
         log = boot_paths(fleet).dnsmasq_log
         log.rename(log.with_suffix(".log.1"))
-        write(fleet, packet("DHCPDISCOVER", "a8:b8:e0:21:01:0c", 31, "known, arch0, domain1"))
-        write(fleet, packet("DHCPDISCOVER", STRANGER, 32, "arch0, domain1"))
+        write(fleet, packet("DHCPDISCOVER", "a8:b8:e0:21:01:0c", 31, "known, arch0, dom-domain1"))
+        write(fleet, packet("DHCPDISCOVER", STRANGER, 32, "arch0, dom-domain1"))
         assert [duck for duck, _ in listen(fleet, store)] == ["duck02"]
 
 
 def test_unknown_boxes_are_sighted(fleet: Fleet) -> None:
     """A card that no duck has is kept with its domain and firmware, and counted."""
     for xid in (41, 42, 43):
-        write(fleet, packet("DHCPDISCOVER", STRANGER, xid, "arch7, domain2, nic1"))
-    write(fleet, packet("DHCPDISCOVER", MAC, 44, "known, arch7, domain1"))
+        write(fleet, packet("DHCPDISCOVER", STRANGER, xid, "arch7, dom-domain2, nic1"))
+    write(fleet, packet("DHCPDISCOVER", MAC, 44, "known, arch7, dom-domain1"))
     with open_store(fleet) as store:
         listen(fleet, store)
         (card,) = store.sightings()
