@@ -11,13 +11,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,7 +36,7 @@ from duckctl.boot.ports import port_conflicts
 from duckctl.boot.tree import sync_tftp
 from duckctl.boot.watch import BootWatch, Finding, WatchLimits
 from duckctl.errors import DuckError, UsageError
-from duckctl.inventory import load_inventory
+from duckctl.inventory import Domain, load_inventory
 from duckctl.process import (
     command_line,
     die_with_parent,
@@ -52,6 +54,8 @@ RESTART_S_MIN = (
 START_S = 10.0
 STOP_S = 5.0
 LOG_BYTES_MAX = 64 << 20  # of each log; then it becomes <name>.1
+# In a path, dnsmasq's configuration reads them as something else.
+NO_PATH = re.compile(r'[,"#\\\x00-\x1f\x7f]')
 
 
 class BootServiceError(DuckError):
@@ -63,6 +67,11 @@ class DnsmasqProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """It was started and not stopped; ``check`` tells when it has ended by itself."""
+        return self._process is not None
 
     def start(self, config: Path, text: str, pid_file: Path) -> None:
         """Writes the configuration and waits until dnsmasq serves."""
@@ -123,6 +132,10 @@ def end_left_over(config: Path, pid_file: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    """Replaces a file whole; one that has this text already needs no room on a full disk."""
+    with suppress(OSError, ValueError):
+        if path.read_text(encoding="utf-8") == text:
+            return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o644)
@@ -146,10 +159,16 @@ def _changed_at(path: Path) -> int:
 
 
 def check_service(plan: BootPlan) -> None:
-    """Raises BootServiceError when the service could not run: programs, rights, ports."""
+    """Raises BootServiceError when the service could not run: paths, programs, rights, ports."""
     if all(plan.mode_of(domain) == "off" for domain in plan.fleet.domains):
         raise UsageError(
             f"no domain of {plan.fleet.name} is served: all are on loopback or domain_boot: off"
+        )
+    if found := NO_PATH.search(str(plan.paths.root)):
+        raise BootServiceError(
+            f"dnsmasq cannot serve from the folder {str(plan.paths.root)!r}: {found[0]!r} means "
+            "something else to it",
+            'move the inventory to a folder without , " # \\ and control characters in its path',
         )
     if shutil.which("dnsmasq") is None:
         raise BootServiceError("dnsmasq is not installed", "sudo apt-get install dnsmasq-base")
@@ -165,6 +184,25 @@ def check_service(plan: BootPlan) -> None:
         raise BootServiceError("network boot needs root (ports 67 and 69)", "run it with sudo")
 
 
+def _served(plan: BootPlan) -> list[Domain]:
+    return [domain for domain in plan.fleet.domains if plan.mode_of(domain) != "off"]
+
+
+def _check_addresses(plan: BootPlan) -> None:
+    """Raises BootServiceError when this machine lacks a served domain's address: known before
+    anything is stopped."""
+    for domain in _served(plan):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as place:
+            try:
+                place.bind((str(domain.host_address), 0))
+            except OSError as error:
+                raise BootServiceError(
+                    f"no port of this machine has {domain.name}'s host address "
+                    f"{domain.host_address}: {error.strerror}",
+                    "see which it has: ip address",
+                ) from error
+
+
 class BootService:
     """``run`` blocks until SIGTERM, SIGINT or ``stop``; ``on_event`` and ``on_finding`` are told
     what happens."""
@@ -178,6 +216,7 @@ class BootService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan = plan
+        self._dhcp_plan = plan  # what the DHCP process runs with: older than the plan for a moment
         self._on_event, self._on_finding = on_event, on_finding
         self._limits = limits or WatchLimits()
         self._clock = clock
@@ -223,8 +262,8 @@ class BootService:
         self._reader.skip()
         sync_tftp(self._plan)
         self._start_tftp()
-        self._start_dnsmasq()
-        self._server.start([d for d in self._plan.fleet.domains if self._plan.mode_of(d) != "off"])
+        self._start_dnsmasq(*self._texts())
+        self._start_server()
 
     def step(self) -> None:
         """One look at the files, the logs and dnsmasq."""
@@ -295,55 +334,101 @@ class BootService:
         return _Seen(_changed_at(fleet.path), _changed_at(paths.intents), images)
 
     def _replan(self) -> None:
-        """Takes over what changed. What cannot be read leaves everything as it was."""
+        """Takes over what changed. What cannot be read or served leaves everything as it was."""
+        before = self._plan
         try:
-            plan = plan_boot(load_inventory(self._plan.fleet.path), self._plan.policy)
-        except DuckError as error:
-            self._act(Finding(self._clock(), "refused", None, None, None, error.message))
-            return
-        domains_changed = plan.fleet.domains != self._plan.fleet.domains
-        position = self._reader.position
-        self._plan = plan
+            plan = plan_boot(load_inventory(before.fleet.path), before.policy)
+            if plan.fleet.domains != before.fleet.domains:
+                _check_addresses(plan)
+            sync_tftp(plan)
+            self._take_over(plan)
+        except (DuckError, OSError) as error:
+            self._go_back(before)
+            self._refuse(error)
+
+    def _take_over(self, plan: BootPlan) -> None:
+        """From now on this is the plan; TFTP and HTTP are started anew if the domains differ."""
+        before, self._plan = self._plan, plan
         self._is_stale = True
-        self._reader = LogReader(plan.fleet, plan.paths, position)
+        self._reader = LogReader(plan.fleet, plan.paths, self._reader.position)
         self._watch.set_pools(pool_sizes(plan))
-        sync_tftp(plan)
-        if domains_changed:
+        if plan.fleet.domains != before.fleet.domains:
             self._tftp.stop()
             self._server.stop()
             self._start_tftp()
-            self._server.start([d for d in plan.fleet.domains if plan.mode_of(d) != "off"])
+            self._start_server()
+
+    def _go_back(self, plan: BootPlan) -> None:
+        """To a plan that was served before. Its TFTP files are those that can still be had."""
+        if self._plan is not plan:
+            with suppress(DuckError):
+                sync_tftp(plan)
+            self._take_over(plan)
+
+    def _refuse(self, error: DuckError | OSError) -> None:
+        why = error.message if isinstance(error, DuckError) else str(error)
+        text = f"what was served goes on, until the next change: {why}"
+        self._act(Finding(self._clock(), "refused", None, None, None, text))
 
     def _texts(self) -> tuple[str, str]:
         return render_config(self._plan, with_tftp=False), render_hosts(self._plan)
 
-    def _start_dnsmasq(self) -> None:
+    def _start_dnsmasq(self, config: str, hosts: str) -> None:
+        """Starts the DHCP process, anew if it runs; one that runs goes on if files cannot be
+        written."""
         paths = self._plan.paths
-        self._running = self._texts()
-        config, hosts = self._running
         _write(paths.hosts, hosts)
+        _write(paths.config, config)
+        self._dhcp.stop()
         self._started_at = time.monotonic()
         self._dhcp.start(paths.config, config, paths.pid_file)
+        self._running = (config, hosts)
 
     def _start_tftp(self) -> None:
         paths = self._plan.paths
         self._tftp.start(paths.tftp_config, render_tftp(self._plan), paths.tftp_pid_file)
 
+    def _start_server(self) -> None:
+        plan = self._plan
+        self._server.start(_served(plan))
+
     def _restart_if_changed(self) -> None:
+        """The DHCP process follows the plan; where it does not start, all goes back to the one that
+        it had."""
         if not self._is_stale or time.monotonic() - self._started_at < RESTART_S_MIN:
             return
         self._is_stale = False
-        if self._texts() != self._running:
-            self._dhcp.stop()
-            self._start_dnsmasq()
+        texts = self._texts()
+        try:
+            if texts != self._running:
+                self._start_dnsmasq(*texts)
+            self._dhcp_plan = self._plan
+        except (DuckError, OSError) as error:
+            if not self._dhcp.is_started:
+                self._start_dnsmasq(*self._running)
+            self._go_back(self._dhcp_plan)
+            self._is_stale = False
+            self._refuse(error)
 
     def _act(self, finding: Finding) -> None:
-        """A loop is stopped by serving no file; everything is told and written down."""
+        """A loop is stopped by serving no file; everything is told and written down. Where that
+        cannot be written (a full disk), the service goes on."""
         self._on_finding(finding)
-        with self._plan.paths.findings.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(finding)) + "\n")
-        if finding.kind == "loop" and finding.duck is not None:
-            Intents(self._plan.paths.intents, self._clock).hold(finding.duck, finding.text)
+        paths = self._plan.paths
+        try:
+            with paths.findings.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(finding)) + "\n")
+        except OSError as error:
+            self._tell(f"a finding is not written down: {error}")
+        if finding.kind != "loop" or finding.duck is None:
+            return
+        try:
+            Intents(paths.intents, self._clock).hold(finding.duck, finding.text)
+        except DuckError as error:
+            self._tell(f"{finding.duck} cannot be held: {error.message}")
+
+    def _tell(self, text: str) -> None:
+        self._on_finding(Finding(self._clock(), "refused", None, None, None, text))
 
     def _check_pools(self) -> None:
         now = self._clock()

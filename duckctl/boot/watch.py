@@ -19,7 +19,7 @@ BOXES_MAX = 8192  # boxes remembered; the one seen longest ago is forgotten firs
 POOL_WARN_SHARE = 0.8
 SILENT_DISCOVERS = 4
 
-# ``refused``: a changed inventory or image that cannot be read; what was served goes on.
+# ``refused``: a change that cannot be read, served or written down; what was served goes on.
 FindingKind = Literal["loop", "pool", "no_request", "missing_file", "refused"]
 
 

@@ -60,8 +60,10 @@ def net() -> Iterator[Net]:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
-    install_images(tmp_path)
-    return make_fleet(tmp_path)
+    """In a folder with a space in its name, all of it."""
+    folder = tmp_path / "my rack"
+    install_images(folder)
+    return make_fleet(folder)
 
 
 def fetch(
@@ -95,16 +97,18 @@ def raw_http(net: Net, text: bytes) -> bytes:
     return inside(net.box, talk)
 
 
-def discover(net: Net, mac: str, arch: int = 7, ipxe: bool = False) -> Reply | None:
-    box = udp_socket(net.box, "br0", 68)
+def discover(
+    net: Net, mac: str, arch: int = 7, ipxe: bool = False, device: str = "br0"
+) -> Reply | None:
+    box = udp_socket(net.box, device, 68)
     try:
         return Client(box, mac).discover(arch, ipxe)
     finally:
         box.close()
 
 
-def file_of(net: Net, mac: str) -> str:
-    reply = discover(net, mac)
+def file_of(net: Net, mac: str, device: str = "br0") -> str:
+    reply = discover(net, mac, device=device)
     return reply.file if reply is not None else "silence"
 
 
