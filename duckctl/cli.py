@@ -23,6 +23,7 @@ from typer.main import get_command
 import duckctl
 from duckctl.console import set_verbosity
 from duckctl.errors import DuckError, ExitCode
+from duckctl.process import signals_interrupt
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    with signals_interrupt():
+        code = run(sys.argv[1:])
+    sys.exit(code)
 
 
 if __name__ == "__main__":

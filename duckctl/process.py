@@ -11,9 +11,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 READY_LINE_BYTES_MAX = 4096
@@ -186,6 +188,26 @@ def start_detached(
             cwd="/",
             preexec_fn=die_with_parent if tied else None,
         )
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs inside as Ctrl-C does, so that it cleans up behind itself.
+
+    A signal that is ignored (nohup) stays so.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 PR_SET_PDEATHSIG = 1  # prctl(2)

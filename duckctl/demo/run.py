@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from duckctl.chat_client import ChatClient
@@ -59,22 +58,6 @@ def _duckctl(arguments: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: with everything shut down."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _undisturbed() -> Iterator[None]:
     """Shutting down takes bounded time; a further Ctrl-C must not cut it short."""
     before = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -97,7 +80,7 @@ def run_demo(ducks: int, weight_format: str, transcript: Transcript) -> DemoResu
     """The whole chain with ``ducks`` process ducks; every process has ended when this returns."""
     seconds: dict[str, float] = {}
     started: list[ProcessIdentity] = []
-    with _signals_interrupt(), tempfile.TemporaryDirectory(prefix="duckctl-demo-") as name:
+    with tempfile.TemporaryDirectory(prefix="duckctl-demo-") as name:
         root = Path(name)
         folder = LabFolder(root / "lab")
         try:

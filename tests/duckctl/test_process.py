@@ -104,6 +104,40 @@ def test_a_process_of_another_start_or_boot_is_never_touched(
     assert is_same(identity)
 
 
+WAITER = """
+import os, signal, sys
+from duckctl.process import signals_interrupt
+with signals_interrupt():
+    try:
+        sys.stdout.write("up\\n")
+        sys.stdout.flush()
+        signal.pause()
+    except KeyboardInterrupt:
+        sys.exit(7)
+    finally:
+        os.write(1, b"cleaned up")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_lets_a_process_clean_up(
+    processes: list[subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    identity = start(processes, WAITER)
+    send([identity], number)
+    out, _ = processes[0].communicate(timeout=20)
+    assert (processes[0].returncode, out) == (7, b"cleaned up")
+
+
+def test_an_ignored_signal_stays_ignored(processes: list[subprocess.Popen[bytes]]) -> None:
+    """As nohup starts it."""
+    identity = start(processes, "import signal; signal.signal(1, signal.SIG_IGN)\n" + WAITER)
+    send([identity], signal.SIGHUP)
+    assert not wait_until(lambda: processes[0].poll() is not None, 0.3)
+    send([identity], signal.SIGTERM)
+    assert processes[0].wait(20) == 7
+
+
 def test_a_process_that_is_gone_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
