@@ -385,8 +385,10 @@ class BootService:
         self._running = (config, hosts)
 
     def _start_tftp(self) -> None:
+        """Unless no domain is served: without an interface of its own it would listen on all."""
         paths = self._plan.paths
-        self._tftp.start(paths.tftp_config, render_tftp(self._plan), paths.tftp_pid_file)
+        if _served(self._plan):
+            self._tftp.start(paths.tftp_config, render_tftp(self._plan), paths.tftp_pid_file)
 
     def _start_server(self) -> None:
         plan = self._plan

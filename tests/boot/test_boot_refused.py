@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,30 @@ def test_an_image_that_lacks_a_file_changes_nothing(net: Net, fleet: Fleet) -> N
         boot.write_bytes(data)
         set_second(fleet, "off")
         assert wait_until(lambda: file_of(net, SECOND_MAC, "br1") == "silence", 15)
+        check_first_domain(net)
+        assert process.poll() is None
+
+
+@pytest.mark.slow
+def test_nothing_listens_when_all_domains_are_off(net: Net, fleet: Fleet) -> None:
+    """And all is served again when they are back."""
+    text = fleet.path.read_text()
+    host = Path("/run/netns") / net.host
+
+    def listening() -> bool:
+        sockets = subprocess.run(
+            ["nsenter", f"--net={host}", "ss", "-Hlntu", "( sport = :69 or sport = :8080 )"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return bool(sockets.stdout.strip())
+
+    with serving(net, fleet) as process:
+        assert listening()
+        fleet.path.write_text(text.replace("domain_boot: dhcp", "domain_boot: off"))
+        assert wait_until(lambda: file_of(net, MAC) == "silence", 15)
+        assert not listening()
+        fleet.path.write_text(text)
+        assert wait_until(lambda: file_of(net, MAC) == IMAGE, 15)
         check_first_domain(net)
         assert process.poll() is None
 
