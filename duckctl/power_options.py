@@ -26,7 +26,7 @@ def _url(text: str) -> str:
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_whole = False
-    if is_whole and re.fullmatch(r"[^\s\x00-\x1f\x7f]+", text):
+    if is_whole and re.fullmatch(r"[^\x00-\x1f\x7f]+", text):
         return ""
     return "is not a URL such as http://10.0.0.9/on"
 

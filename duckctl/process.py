@@ -190,17 +190,29 @@ def start_detached(
         )
 
 
+class ToldToEnd(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: ends also what takes Ctrl-C for something smaller."""
+
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those that this process does not ignore (as nohup makes it ignore SIGHUP)."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP end what runs inside as Ctrl-C does, so that it cleans up behind itself.
 
-    A signal that is ignored (nohup) stays so.
+    A signal that is ignored stays so.
     """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise ToldToEnd
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    numbers = heeded((signal.SIGTERM, signal.SIGHUP))
     for number in numbers:
         signal.signal(number, interrupt)
     try:

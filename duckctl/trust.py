@@ -43,13 +43,13 @@ def forget(fleet: Fleet, names: Sequence[str]) -> dict[str, Any]:
 
 def accept(fleet: Fleet, ducks: Sequence[Duck], timeout_s: float) -> dict[str, Any]:
     """Asks these ducks, and no other, for their keys and pins them; their pins afterwards."""
-    documents = []
+    document: dict[str, Any] = {}
+    entries: list[dict[str, Any]] = []
     for batch in in_batches(ducks):
         names = [duck.name for duck in batch]
-        documents.append(_run_trust(fleet, batch, "accept", names, timeout_s))
-    wanted = {duck.name for duck in ducks}
-    entries = [entry for document in documents for entry in document["ducks"]]
-    return {**documents[0], "ducks": [entry for entry in entries if entry["name"] in wanted]}
+        document = _run_trust(fleet, batch, "accept", names, timeout_s)
+        entries += [entry for entry in document["ducks"] if entry["name"] in names]  # not all pins
+    return {**document, "ducks": entries}
 
 
 def _run_trust(

@@ -18,6 +18,7 @@ import typer
 from duckctl.chat_client import Answer, ChatClient, ChatEnd, ChatPart
 from duckctl.console import console
 from duckctl.errors import DuckError, ExitCode, UsageError
+from duckctl.process import ToldToEnd
 
 app = typer.Typer()
 
@@ -116,6 +117,8 @@ def _talk(conversation: Conversation) -> None:
         elif question:
             try:
                 _print_answer(conversation, question)
+            except ToldToEnd:
+                raise
             except KeyboardInterrupt:
                 talk.print("stopped", style="dim")
             except DuckError as error:

@@ -21,7 +21,18 @@ from duckctl.keys import make_key, public_key
 from duckctl.lab.inventory_text import lab_inventory
 from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
 from duckctl.native import native_path
-from duckctl.process import end, identify, read_ready_line, send, start_detached, tail, wait_until
+from duckctl.process import (
+    INTERRUPTS,
+    ToldToEnd,
+    end,
+    heeded,
+    identify,
+    read_ready_line,
+    send,
+    start_detached,
+    tail,
+    wait_until,
+)
 
 READY_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 3.0
@@ -163,18 +174,23 @@ def _start(
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C takes effect behind this block: a process that was started is also on record."""
+    """Ctrl-C, SIGTERM and SIGHUP take effect behind this block: a process that was started is also
+    on record."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in heeded(INTERRUPTS)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if came:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if came[0] == signal.SIGINT else ToldToEnd
 
 
 def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[bytes]]) -> None:

@@ -15,7 +15,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from duckctl.process import ProcessIdentity, command_line, descendants, end, identify
+from duckctl.process import (
+    INTERRUPTS,
+    ProcessIdentity,
+    command_line,
+    descendants,
+    end,
+    heeded,
+    identify,
+)
 
 PREFIX = "duckctl-play-"
 END_S = 3.0
@@ -157,12 +165,10 @@ def _remove_orphans(own: Path) -> None:
 
 
 class StopRequest:
-    """Takes SIGINT and SIGTERM during a run and gives them back after it (T50).
+    """Takes SIGINT, SIGTERM and SIGHUP during a run and gives them back after it (T50).
 
     In another thread than the main one signals are not ours to take, and nothing is changed.
     """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.requested = False
@@ -170,8 +176,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in self.SIGNALS}
-            for number in self.SIGNALS:
+            self._before = {number: signal.getsignal(number) for number in heeded(INTERRUPTS)}
+            for number in self._before:
                 signal.signal(number, self._stop)
         return self
 

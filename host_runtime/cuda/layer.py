@@ -316,6 +316,7 @@ class GpuLayer:
             gathered = 8 * c.index_topk * (s.latent + s.rope)
             scored = 4 * s.index_heads * end  # the indexer's products
             block = max(1, min(block, _BLOCK_BYTES_MAX // max(gathered, scored)))
+            keys = caches.key[:end].float()
         mixed = []
         for begin in range(0, rows, block):
             stop = min(begin + block, rows)
@@ -331,7 +332,7 @@ class GpuLayer:
                 q.reshape(stop - begin, s.index_heads, -1), cos[begin:stop], sin[begin:stop]
             )
             w = y1[begin:stop, self.index_weight_at : self.index_weight_at + s.index_heads]
-            scores = plain_index_scores(q, caches.key[:end].float(), w * self._index_factor)
+            scores = plain_index_scores(q, keys, w * self._index_factor)
             own = at + torch.arange(stop - begin, device=q.device)
             later = torch.arange(end, device=q.device)[None] > own[:, None]
             chosen = top_k_lower_position(scores.masked_fill_(later, -torch.inf), c.index_topk)

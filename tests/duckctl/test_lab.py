@@ -324,3 +324,12 @@ def test_ducks_outlive_the_command_but_tied_ones_do_not(tmp_path: Path) -> None:
 def test_the_program_is_the_installed_one(folder: LabFolder) -> None:
     duck = lab.up(folder, LabShape(1, 1, 1, 1500, "block")).duck("d01")
     assert os.path.samefile(f"/proc/{duck.pid}/exe", native_path("duckd"))  # noqa: PTH121
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_waits_until_a_process_is_on_record(number: signal.Signals) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), lab.interrupts_wait():
+        os.kill(os.getpid(), number)
+        done.append(True)
+    assert done == [True]

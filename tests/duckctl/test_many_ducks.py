@@ -120,8 +120,9 @@ def test_trust_accept_names_only_those_that_are_meant(
 
     def run(arguments: list[str], **_more: Any) -> subprocess.CompletedProcess[str]:
         names = ducks_of(arguments)
+        pinned = [name for earlier, _ in asked for name in earlier]  # other pins of the fleet
         asked.append((names, arguments[arguments.index("accept") + 1 :]))
-        entries = [{"name": name} for name in [*names, "gone"]]
+        entries = [{"name": name} for name in [*names, "gone", *pinned]]
         text = json.dumps({"schema_version": 1, "ducks": entries})
         return subprocess.CompletedProcess(arguments, 0, text, "")
 

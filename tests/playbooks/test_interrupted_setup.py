@@ -159,8 +159,8 @@ def test_a_run_that_ends_between_two_files(host: Host) -> None:
 
 def test_networkd_reads_files_of_a_run_that_failed(host: Host) -> None:
     """A port that cannot be renamed ends the first run, after networkd has read the files; the next
-    run has them read again, and the one after changes nothing. A .link with a name that the port
-    had before is gone."""
+    run has them read again, and the one after changes nothing. Files with a name that the port had
+    before are gone; those of another port, of another inventory, stay."""
     port = {"name": "domain1", "pci": "0000:41:00.0", "mac": "", "nic": "duck-none", "mtu": 1500}
     port |= {"host_address": "10.1.0.1", "prefix": 24}
     role: dict[str, Any] = {
@@ -175,11 +175,16 @@ def test_networkd_reads_files_of_a_run_that_failed(host: Host) -> None:
 
     folder = Path(host.path("network"))
     folder.mkdir()
-    (folder / "20-duck-old.link").write_text("# domain1: written by duckctl's role nic_domains\n")
-    (folder / "20-lan.link").write_text("# by hand\n")
+    header = "# {}: written by duckctl's role nic_domains\n[Match]\n"
+    for name, path in (("old", "0000:41:00.0"), ("other", "0000:41:00.1")):
+        link, network = (folder / f"20-duck-{name}.{kind}" for kind in ("link", "network"))
+        link.write_text(header.format(name) + f"Path=pci-{path}\n\n[Link]\nName=duck-{name}\n")
+        network.write_text(header.format(name) + f"Name=duck-{name}\n")
+    (folder / "20-lan.link").write_text("# by hand\n[Match]\nPath=pci-0000:41:00.0\n")
     first = run("eno1", "ip link set dev eno1 down")
     assert (first.failed, first.calls) == (True, ["networkctl reload", "ip link set dev eno1 down"])
-    names = ["20-duck-none.link", "20-duck-none.network", "20-lan.link"]
+    others = ["20-duck-other.link", "20-duck-other.network", "20-lan.link"]
+    names = ["20-duck-none.link", "20-duck-none.network", *others]
     assert sorted(path.name for path in folder.iterdir()) == names
     second = run("duck-none")
     assert set(second.calls) == {"networkctl reload"}

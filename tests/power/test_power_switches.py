@@ -71,6 +71,16 @@ def test_a_plug_switches_and_tells(tmp_path: Path, plug: str) -> None:
     assert [r for r in REQUESTS if r[1] != "/status"] == [("POST", "/on"), ("POST", "/off")]
 
 
+def test_a_plugs_command_may_have_spaces(tmp_path: Path, plug: str) -> None:
+    """As people write them for Tasmota: on the wire they are %20."""
+    (switch,) = ladder_with(
+        tmp_path,
+        f"{{backend: http, on_url: '{plug}/on?cmnd=Power On', off_url: '{plug}/off'}}",
+    )
+    switch.act(Action.ON)
+    assert REQUESTS == [("GET", "/on?cmnd=Power%20On")]
+
+
 def test_a_plug_without_status_is_unknown(tmp_path: Path, plug: str) -> None:
     """Without a status URL nobody pretends to know."""
     (switch,) = ladder_with(

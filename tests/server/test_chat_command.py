@@ -31,7 +31,7 @@ from server_kit import (
 
 from duckctl.chat_client import ChatClient, ChatEnd
 from duckctl.commands.chat import _read_key, speed_line
-from duckctl.errors import UsageError
+from duckctl.errors import ExitCode, UsageError
 
 
 def chat(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess[str]:
@@ -265,6 +265,17 @@ def test_a_conversation_remembers_and_ctrl_c_ends_the_answer_then_the_program(
     # The stopped and the failed answer have left no trace.
     assert prompts[3] == "One</think>First.Four</think>"
     assert prompts[4] == "Five</think>"
+
+
+def test_a_conversation_that_is_told_to_end_ends_also_during_an_answer(tmp_path: Path) -> None:
+    """SIGTERM is no Ctrl-C, which would only stop the answer."""
+    engine = ScriptedEngine(script=lambda handle: handle.tokens(encoded("Endless")))
+    with conversation(engine, tmp_path) as terminal:
+        terminal.expect("> ")
+        terminal.type("One\n")
+        terminal.expect("Endless")
+        os.kill(terminal.process_id, signal.SIGTERM)
+        assert terminal.exit_code() == ExitCode.INTERRUPTED
 
 
 def test_the_speed_line_tells_what_is_known() -> None:
