@@ -17,7 +17,7 @@ def test_export_beside_sharding(tmp_path: Path, capsys: pytest.CaptureFixture[st
     arguments = ["shard-weights", "ducklet", "--ducks", "2", "--cache-dir", cache]
     host = tmp_path / "host"
     assert cli.run([*arguments, "--host-weights", str(host)]) == ExitCode.OK
-    assert sorted(path.name for path in host.iterdir()) == ["host.bin", "host.json"]
+    assert sorted(path.name for path in host.iterdir()) == [".host.lock", "host.bin", "host.json"]
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     capsys.readouterr()

@@ -123,7 +123,9 @@ with signals_interrupt():
 def test_a_signal_to_end_lets_a_process_clean_up(
     processes: list[subprocess.Popen[bytes]], number: signal.Signals
 ) -> None:
-    identity = start(processes, WAITER)
+    # Not as this process may have been started itself, by nohup.
+    heeding = f"import signal; signal.signal({number:d}, signal.SIG_DFL)\n"
+    identity = start(processes, heeding + WAITER)
     send([identity], number)
     out, _ = processes[0].communicate(timeout=20)
     assert (processes[0].returncode, out) == (7, b"cleaned up")
