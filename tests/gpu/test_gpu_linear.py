@@ -15,7 +15,7 @@ TOLERANCE = 3e-6
 V32 = ((2240, 7168, 64), (32768, 1536, 0), (7168, 16384, 0), (4096, 7168, 256), (7168, 2048, 0))
 SMALL = ((40, 256, 3), (160, 384, 0), (24, 320, 5), (0, 128, 20), (5, 16, 0), (100, 528, 7))
 SHAPES = (V32 + SMALL) if HAS_CUDA else SMALL
-PARTIAL = ((24, 256, 0), (300, 18432, 0), (7168, 16384, 0))[: 3 if HAS_CUDA else 2]
+PARTIAL = ((24, 256, 0), (60, 18432, 0), (7168, 16384, 0))[: 3 if HAS_CUDA else 2]
 
 
 def build(seed: int, rows: int, columns: int, plain: int) -> tuple[Any, torch.Tensor]:
