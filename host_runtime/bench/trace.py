@@ -40,11 +40,11 @@ def write_trace(model: GpuModel, ducks: EchoDucks, context: int, output: Path) -
     """One two-lane step with calls, as a file for chrome://tracing or ui.perfetto.dev."""
     place_lanes(model, context)
     graph = model.graph(StepKind(2, model.scores_size(context), head=True))
-    ducks.set(int(TRACE_DUCK_US * 1e3), int(TRACE_WIRE_US * 1e3))
-    graph.replay()
-    torch.cuda.synchronize()
-    ducks.set(int(TRACE_DUCK_US * 1e3), int(TRACE_WIRE_US * 1e3))
-    document = _profile_document(graph.replay)
+
+    def forget_calls() -> None:
+        ducks.set(int(TRACE_DUCK_US * 1e3), int(TRACE_WIRE_US * 1e3))
+
+    document = _profile_document(graph.replay, forget_calls)
     base_us = float(document.get("baseTimeNanoseconds", 0)) / 1e3
     events = document["traceEvents"]
     calls = ducks.events()
@@ -69,10 +69,14 @@ def _profile(run: Callable[[], None]) -> list[dict[str, Any]]:
     return events
 
 
-def _profile_document(run: Callable[[], None]) -> dict[str, Any]:
+def _profile_document(
+    run: Callable[[], None], begin: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The profiler's trace of a second run; `begin` is called between the first and that one."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     run()
     torch.cuda.synchronize()
+    begin()
     with torch.profiler.profile(activities=activities) as profiler:
         run()
         torch.cuda.synchronize()

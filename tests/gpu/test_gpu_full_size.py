@@ -3,8 +3,10 @@ before it have ended must not be what they write."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +105,29 @@ def test_compiled_and_triton_kernels_agree(
         gpu._graphs.clear()
         gpu._graphs.update(graphs)
     assert relative_error(found, wanted) < BF16_TOLERANCE
+
+
+def test_a_trace_shows_one_step_of_card_and_ducks(model: Any, tmp_path: Path) -> None:
+    """One launch for all layers, and the calls of that step alone, within the card's time."""
+    from duckctl.native import native_path
+    from host_runtime.bench.echo import EchoDucks
+    from host_runtime.bench.trace import DUCKS_SHOWN, op_times, write_trace
+
+    gpu, _ = model
+    assert op_times(gpu, 2047)["cpu_launches"] == 1
+    ducks = EchoDucks(native_path("libduckecho.so"), gpu.lanes)
+    try:
+        found = write_trace(gpu, ducks, 2047, tmp_path / "step.json")
+    finally:
+        ducks.close()
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    experts = [event for event in events if event.get("cat") == "experts"]
+    calls = 2 * (gpu.config.num_hidden_layers - gpu.config.first_k_dense_replace)
+    assert (found["calls"], found["kernels"]) == (calls, len(kernels))
+    assert len(experts) == calls * (2 + DUCKS_SHOWN)
+    begin = min(event["ts"] for event in kernels)
+    end = max(event["ts"] + event["dur"] for event in kernels)
+    assert all(begin < event["ts"] < end for event in experts)
+    launches = [event["name"] for event in events if "aunch" in str(event.get("name"))]
+    assert launches == ["cudaGraphLaunch"]

@@ -28,7 +28,8 @@ SHARED_BYTES = 101376
 
 @pytest.fixture(autouse=True)
 def small_card(compiled_kernels: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    kernels = importlib.import_module("host_runtime.ops.gpu.attend").compiled(DEVICE)
+    device = torch.empty(0, device=DEVICE).device  # with its index, as the tensors' own
+    kernels = importlib.import_module("host_runtime.ops.gpu.attend").compiled(device)
     assert kernels is not None
     monkeypatch.setattr(kernels, "shared_per_block", SHARED_BYTES)
     monkeypatch.setattr(kernels, "shared_per_multiprocessor", SHARED_BYTES + 1024)

@@ -175,6 +175,7 @@ __device__ __forceinline__ void weigh(const Attend &a, int valid, bool first, Sh
             s.weights[head][j * LANES + lane] = (u16)bf16_bits(weight);
         }
         sum = warp_sum(sum);
+        __syncwarp(); /* every lane has read `best` */
         if (lane == 0) {
             float fade = first ? 0.0f : __expf(before - best);
             s.total[head] = first ? sum : fmaf(s.total[head], fade, sum);
