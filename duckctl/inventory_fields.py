@@ -144,6 +144,12 @@ def _pattern(pattern: re.Pattern[str], expected: str) -> Reader:
     return read
 
 
+def _pci(located: Located) -> str:
+    """With the PCI domain, 0000 where the inventory leaves it out."""
+    address = _pattern(PCI_ADDRESS, "a PCI address such as 0000:41:00.0")(located)
+    return address if address.count(":") == 2 else f"0000:{address}"
+
+
 def _address(located: Located) -> IPv4Address:
     try:
         return IPv4Address(_text(located))
@@ -299,9 +305,7 @@ FIELDS: Mapping[str, Field] = {
     "domain_subnet": _field(_subnet, Level.DOMAIN),
     "domain_host_address": _field(_address, Level.DOMAIN),
     "domain_host_nic": _field(_pattern(NIC_NAME, "a network interface name"), Level.DOMAIN),
-    "domain_host_pci": _field(
-        _pattern(PCI_ADDRESS, "a PCI address such as 0000:41:00.0"), Level.DOMAIN
-    ),
+    "domain_host_pci": _field(_pci, Level.DOMAIN),
     "domain_host_mac": _field(read_mac, Level.DOMAIN),
     "domain_mtu": _field(_integer(MTU_MIN, MTU_MAX), Level.DUCKS, Level.DOMAIN),
     "domain_dispatch": _field(_choice("unicast", "broadcast"), Level.DUCKS, Level.DOMAIN),

@@ -154,10 +154,7 @@ def find_interfaces(fleet: Fleet, sysfs: Path = Path("/sys")) -> dict[str, str]:
     macs = {_first_line(port / "address"): port.name for port in reversed(ports)}
     for domain in fleet.domains:
         if domain.host_pci is not None:
-            address = (
-                domain.host_pci if domain.host_pci.count(":") == 2 else f"0000:{domain.host_pci}"
-            )
-            names = sorted((sysfs / "bus/pci/devices" / address / "net").glob("*"))
+            names = sorted((sysfs / "bus/pci/devices" / domain.host_pci / "net").glob("*"))
             if names:
                 found[domain.name] = names[0].name
         elif domain.host_mac is not None and domain.host_mac in macs:

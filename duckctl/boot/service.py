@@ -51,6 +51,7 @@ POOL_CHECK_S = 5.0
 RESTART_S_MIN = (
     2.0  # between two starts of dnsmasq for changes; what comes meanwhile is taken over then
 )
+RETRY_S_MIN, RETRY_S_MAX = 10.0, 300.0  # of a refused change: it doubles; DHCP may pause each time
 START_S = 10.0
 STOP_S = 5.0
 LOG_BYTES_MAX = 64 << 20  # of each log; then it becomes <name>.1
@@ -203,6 +204,25 @@ def _check_addresses(plan: BootPlan) -> None:
                 ) from error
 
 
+@dataclass
+class _Refused:
+    """The change that is not served, if there is one."""
+
+    text: str = ""
+    due_at: float | None = None  # on the monotonic clock: when it is tried again
+    again_s: float = RETRY_S_MIN
+
+    def is_due(self) -> bool:
+        return self.due_at is not None and time.monotonic() >= self.due_at
+
+    def is_news(self, text: str) -> bool:
+        """Sets the time of the next try; whether the reason was not told yet."""
+        before, self.text = self.text, text
+        self.due_at = time.monotonic() + self.again_s
+        self.again_s = min(self.again_s * 2, RETRY_S_MAX)
+        return text != before
+
+
 class BootService:
     """``run`` blocks until SIGTERM, SIGINT or ``stop``; ``on_event`` and ``on_finding`` are told
     what happens."""
@@ -226,6 +246,7 @@ class BootService:
         self._running = ("", "")  # configuration and reservations of the DHCP process
         self._started_at = 0.0
         self._is_stale = False  # the plan has changed since they were compared
+        self._refused = _Refused()
         self._lock: IO[str] | None = None
         self._reader = LogReader(plan.fleet, plan.paths)
         self._seen = self._look()
@@ -271,6 +292,9 @@ class BootService:
         self._tftp.check(self._plan.paths.dnsmasq_log)
         if (seen := self._look()) != self._seen:
             self._seen = seen
+            self._refused = _Refused()
+            self._replan()
+        elif self._refused.is_due():
             self._replan()
         macs = {duck.name: duck.mac for duck in self._plan.fleet.ducks}
         for name in Intents(self._plan.paths.intents).take_hellos():
@@ -336,6 +360,7 @@ class BootService:
     def _replan(self) -> None:
         """Takes over what changed. What cannot be read or served leaves everything as it was."""
         before = self._plan
+        self._refused.due_at = None
         try:
             plan = plan_boot(load_inventory(before.fleet.path), before.policy)
             if plan.fleet.domains != before.fleet.domains:
@@ -366,9 +391,11 @@ class BootService:
             self._take_over(plan)
 
     def _refuse(self, error: DuckError | OSError) -> None:
+        """It is tried again later and at the next change; a reason is told once."""
         why = error.message if isinstance(error, DuckError) else str(error)
-        text = f"what was served goes on, until the next change: {why}"
-        self._act(Finding(self._clock(), "refused", None, None, None, text))
+        text = f"what was served goes on, until that is mended: {why}"
+        if self._refused.is_news(text):
+            self._act(Finding(self._clock(), "refused", None, None, None, text))
 
     def _texts(self) -> tuple[str, str]:
         return render_config(self._plan, with_tftp=False), render_hosts(self._plan)

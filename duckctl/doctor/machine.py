@@ -79,8 +79,6 @@ def domain_ports(environment: Environment, fleet: Fleet) -> list[DomainPort]:
         if domain.subnet.is_loopback:
             continue
         pci = domain.host_pci
-        if pci is not None and pci.count(":") == 1:
-            pci = f"0000:{pci}"
         match = [
             port
             for port in ports

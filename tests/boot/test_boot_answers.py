@@ -170,7 +170,7 @@ def test_t36_the_port_is_found_by_pci_or_mac_before_its_name(tmp_path: Path) -> 
         (tmp_path / "sys/class/net" / name / "address").write_text(mac + "\n")
     (tmp_path / "sys/bus/pci/devices/0000:06:00.0/net/enp6s0f0np0").mkdir(parents=True)
     fleet = make_fleet(tmp_path)
-    first = replace(fleet.domains[0], host_pci="06:00.0", host_nic="enp6s0f0")
+    first = replace(fleet.domains[0], host_pci="0000:06:00.0", host_nic="enp6s0f0")
     second = replace(fleet.domains[1], host_mac="aa:00:00:00:00:02", host_nic="eth1")
     fleet = replace(fleet, domains=(first, second))
     assert find_interfaces(fleet, tmp_path / "sys") == {"dom0": "enp6s0f0np0", "dom1": "eth7"}
