@@ -13,7 +13,7 @@ from duckctl.inventory import Fleet
 from duckctl.inventory_choice import choose_inventory
 from duckctl.keys import check_key
 from duckctl.lifecycle.choose import choose
-from duckctl.lifecycle.machine import UP, Limits, State
+from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State
 from duckctl.lifecycle.store import Store, open_store
 from duckctl.provision.ask import confirm_restart
 from duckctl.provision.decide import Do, DuckPlan, batch_size, batches
@@ -113,7 +113,7 @@ def _run(fleet: Fleet, store: Store, found: Survey, serial: str | None, max_fail
                 show.stage(f"batch {number} of {len(cut)}: {name_some(names)}")
                 runner.run(batch)
                 done += batch
-                lost = [p.duck.name for p in done if runner.records[p.duck.name].state not in UP]
+                lost = [p.duck.name for p in done if _is_away(runner.records[p.duck.name])]
                 if len(lost) > max_fail and number < len(cut):
                     warn(f"stopped after batch {number} of {len(cut)}: {name_some(lost)} are away")
                     break
@@ -130,13 +130,18 @@ def _run(fleet: Fleet, store: Store, found: Survey, serial: str | None, max_fail
     return RunResult(store.run, found.plans, records, seconds, notes, runner.steps())
 
 
+def _is_away(record: DuckRecord) -> bool:
+    """It should be up and is not; a person who works on a duck counts as no failure."""
+    return record.state not in (*UP, State.MAINTENANCE)
+
+
 def _reload_notes(found: Survey, runner: Runner) -> dict[str, str]:
     """Weights are in memory: what a restart has emptied is filled again by the host that serves."""
     notes = {}
     for plan in found.touched:
         before = found.look.answers[plan.duck.name]
         record = runner.records[plan.duck.name]
-        if not before.get("weights_id") or record.state is State.SERVING:
+        if not before.get("weights_id") or record.state in (State.SERVING, State.MAINTENANCE):
             continue
         if before.get("state") == "serving":
             notes[plan.duck.name] = "served before; the serving host has not loaded it again"

@@ -315,11 +315,15 @@ class Engine:
         """The next means for ducks that are down or to be restarted; none left: they have failed.
 
         The history says so before it is done: a run that is killed in between leaves a duck that
-        was started without need of a second time.
+        was started without need of a second time. A duck in maintenance is asked nothing: the event
+        itself shows whether a person has put it there, up to this moment.
         """
         asked: list[tuple[str, Event]] = []
         chosen: list[tuple[Course, Means]] = []
         for course in courses:
+            if course.record.state is State.MAINTENANCE:
+                course.settled = True
+                continue
             is_final = course.record.state is State.FAILED and course.record.step is Step.VERIFY
             if not course.means or (is_final and BY_PROTOCOL not in course.means):
                 course.settled, course.failure = True, course.record
@@ -332,8 +336,10 @@ class Engine:
             event = Event(kind, self._clock.wall_s(), reason, course.plan.old_boot_id)
             asked.append((course.plan.duck.name, event))
             chosen.append((course, means))
-            course.busy = True
         self._apply(asked)
+        chosen = [item for item in chosen if item[0].record.state is not State.MAINTENANCE]
+        for course, _means in chosen:
+            course.busy = True
         by_protocol = [course.plan.duck for course, means in chosen if means == BY_PROTOCOL]
         for first in range(0, len(by_protocol), LOOK_DUCKS_MAX):
             self._hands.restart(by_protocol[first : first + LOOK_DUCKS_MAX])

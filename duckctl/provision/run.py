@@ -76,19 +76,20 @@ class RunResult:
     @property
     def failed(self) -> list[str]:
         """Ducks that are not up though they should be."""
-        return [
-            plan.duck.name
-            for plan in self.plans
-            if plan.do is not Do.LEAVE and self.records[plan.duck.name].state not in UP
-        ]
+        return [name for name in self._counted if self.records[name].state not in UP]
 
     @property
     def exit_code(self) -> ExitCode:
-        """0: all are up; 3: some are not; 1: none is."""
+        """0: all are up; 3: some are not; 1: none is. Ducks in maintenance do not count."""
         if not self.failed:
             return ExitCode.OK
-        counted = [plan for plan in self.plans if plan.do is not Do.LEAVE]
-        return ExitCode.PARTIAL if len(self.failed) < len(counted) else ExitCode.FAILURE
+        return ExitCode.PARTIAL if len(self.failed) < len(self._counted) else ExitCode.FAILURE
+
+    @property
+    def _counted(self) -> list[str]:
+        """A duck may have been put into maintenance after the plan was made."""
+        names = [plan.duck.name for plan in self.plans if plan.do is not Do.LEAVE]
+        return [name for name in names if self.records[name].state is not State.MAINTENANCE]
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""

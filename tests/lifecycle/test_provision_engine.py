@@ -19,10 +19,12 @@ from lifecycle_kit import (
     silence,
 )
 
-from duckctl.inventory import Fleet
-from duckctl.lifecycle.machine import DuckRecord, Kind, Limits, State, Step
+from duckctl.errors import ExitCode
+from duckctl.inventory import Duck, Fleet
+from duckctl.lifecycle.machine import DuckRecord, Event, Kind, Limits, State, Step
 from duckctl.lifecycle.store import Store, open_store
 from duckctl.provision.decide import Do, DuckPlan, Rules, Situation, plan_duck
+from duckctl.provision.run import RunResult
 
 LADDER = ("reboot", "command")
 
@@ -226,14 +228,58 @@ def test_a_stale_duck_is_restarted_and_must_come_back_right(fleet: Fleet) -> Non
 
 def test_a_box_in_maintenance_is_left_alone(fleet: Fleet) -> None:
     """It is neither looked at nor switched, and the run does not wait for it."""
-    from duckctl.lifecycle.machine import Event
-
     world = World(boxes(fleet))
     with open_store(fleet) as store:
         store.record("duck05", Event(Kind.MAINTENANCE_ON, 1.0, "fan"))
     records = run(fleet, world)
     assert records["duck05"].state is State.MAINTENANCE
     assert world.boxes["duck05"].switched == []
+
+
+@pytest.mark.parametrize("during_s", [0.0, 5.0])
+def test_a_duck_put_into_maintenance_during_a_run_is_not_switched(
+    fleet: Fleet, during_s: float
+) -> None:
+    """After the plan was made (0 s) or after its first start failed: no switch from then on, and
+    the run neither waits for it nor counts it."""
+
+    def hang(box: Box) -> None:
+        box.boot, box.answers = 1, True
+        if box.duck.name == "duck05":
+            box.script, box.up_after_s = (), None
+
+    class Person(World):
+        """Takes duck05 apart while the run goes on."""
+
+        def restart(self, ducks: Sequence[Duck]) -> None:
+            super().restart(ducks)
+            begin.append(self.time_s)
+
+        def heard(self) -> list[tuple[str, Event]]:
+            if begin and self.time_s - begin[0] >= during_s and "duck05" not in begun:
+                begun.append("duck05")
+                take_apart()
+            return super().heard()
+
+    begin: list[float] = []
+    begun: list[str] = []
+    world = Person(boxes(fleet, hang))
+    names = [duck.name for duck in fleet.ducks]
+    with open_store(fleet, clock=world.wall_s) as store, open_store(fleet) as other:
+
+        def take_apart() -> None:
+            other.record("duck05", Event(Kind.MAINTENANCE_ON, world.time_s, "open"))
+
+        answers = {entry["name"]: entry for entry in world.answers(names)}
+        plans = make_plans(fleet, world, store, Limits(), restart_all=True)
+        if not during_s:
+            take_apart()
+        engine = engine_for(world, store, Limits())
+        engine.run(plans, dict.fromkeys(names, LADDER), answers)
+    assert world.boxes["duck05"].switched == (["reboot"] if during_s else [])
+    assert engine.records["duck05"].describe() == "maintenance"
+    result = RunResult("run", tuple(plans), engine.records, 1.0)
+    assert (result.failed, result.exit_code) == ([], ExitCode.OK)
 
 
 def test_a_clock_that_jumps_does_not_end_waits(fleet: Fleet) -> None:
