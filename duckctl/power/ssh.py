@@ -146,7 +146,8 @@ class SshPower:
             config=Config(lazy=True),  # not the user's own fabric and ssh settings
         )
         if self.known_hosts.exists():
-            connection.client.load_host_keys(str(self.known_hosts))
+            # Not client.load_host_keys: paramiko would then write the file too, and without a lock.
+            connection.client.get_host_keys().load(str(self.known_hosts))
         connection.client.set_missing_host_key_policy(AutoAddPolicy())
         return connection
 

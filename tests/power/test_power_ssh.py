@@ -101,6 +101,27 @@ def test_commands_run_and_the_first_key_is_kept(
     assert known.count("\n") == 1
 
 
+def test_a_first_key_is_shown_and_added_to_the_others(
+    server: SshServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Logging in alone leaves the shared file as it is: it is replaced whole, under its lock."""
+    from paramiko import ECDSAKey
+
+    other = ECDSAKey.generate()
+    known = server.folder / "known_hosts"
+    line = f"10.0.0.7 {other.get_name()} {other.get_base64()}\n"
+    known.write_text(line)
+    backend = duck(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(ssh.SshPower, "_remember", lambda *_: None)
+        assert backend.state() is PowerState.ON
+        assert known.read_text() == line
+    with caplog.at_level("INFO"):
+        assert backend.state() is PowerState.ON
+    assert "duck01: first host key ssh-ed25519 " in caplog.text
+    assert known.read_text().startswith(f"{line}[127.0.0.1]:{server.port} ssh-ed25519 ")
+
+
 def test_t43_a_changed_host_key_is_refused(server: SshServer) -> None:
     """The fleet's own known_hosts is checked; the message says which line to remove."""
     backend = duck(server)
