@@ -43,7 +43,11 @@ class PlugPower:
 
         try:
             answer = httpx.request(
-                method, self._options[option], timeout=REQUEST_TIMEOUT_S, follow_redirects=False
+                method,
+                self._options[option],
+                timeout=REQUEST_TIMEOUT_S,
+                follow_redirects=False,
+                trust_env=False,  # a proxy would get the plug's password, and may not reach it
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PowerError(

@@ -92,6 +92,7 @@ class RedfishPower:
             timeout=REQUEST_TIMEOUT_S,
             verify=verify,
             headers={"OData-Version": "4.0"},
+            trust_env=False,  # a proxy would get the BMC's password, and may not reach it
         )
 
     def _system(self, client: httpx.Client) -> dict[str, Any]:

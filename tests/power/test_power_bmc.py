@@ -279,6 +279,22 @@ def test_redfish_does_not_guess_between_systems(tmp_path: Path) -> None:
         process.wait(10)
 
 
+def test_a_bmc_is_asked_without_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests carry a password: the proxy of the environment hears nothing of them."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # nobody listens there
+    Confused.answers = {f"{SYSTEMS}/1": b'{"PowerState": "On"}'}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Confused) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            board = redfish_power(tmp_path, server.server_address[1], more=", system: '1'")
+            assert board.state() is PowerState.ON
+        finally:
+            server.shutdown()
+
+
 class Confused(BaseHTTPRequestHandler):
     """A board whose firmware answers null where a list or an object is due."""
 

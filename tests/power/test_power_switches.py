@@ -81,6 +81,20 @@ def test_a_plugs_command_may_have_spaces(tmp_path: Path, plug: str) -> None:
     assert REQUESTS == [("GET", "/on?cmnd=Power%20On")]
 
 
+def test_no_proxy_is_asked(tmp_path: Path, plug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug is on this network, and its URL may hold a password: the proxy of the environment
+    hears nothing of it."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # nobody listens there
+    (switch,) = ladder_with(
+        tmp_path, f"{{backend: http, on_url: '{plug}/on', off_url: '{plug}/off'}}"
+    )
+    switch.act(Action.ON)
+    assert REQUESTS == [("GET", "/on")]
+
+
 def test_a_plug_without_status_is_unknown(tmp_path: Path, plug: str) -> None:
     """Without a status URL nobody pretends to know."""
     (switch,) = ladder_with(
