@@ -127,6 +127,7 @@ class Store:
         self._events_max = events_max
         self._db = _open_copy(path) if copy else _open(path, read_only)
         self._added = 0
+        self._is_counted = False  # events of other processes were, once
         self._depth = 0
 
     def close(self) -> None:
@@ -224,8 +225,19 @@ class Store:
         self._added += 1
 
     def _prune(self) -> None:
-        """Drops the oldest events, at most now and then: counting costs more than adding."""
-        if self._added < min(EVENTS_SLACK, self._events_max):
+        """Drops the oldest events, at most now and then: counting costs more than adding.
+
+        With the first event it looks how many there are: most commands add only a few, and end.
+        """
+        if not self._added:
+            return
+        slack = min(EVENTS_SLACK, self._events_max)
+        if not self._is_counted:
+            self._is_counted = True
+            oldest = self._db.execute("SELECT min(id) FROM events").fetchone()[0]
+            newest = self._db.execute("SELECT max(id) FROM events").fetchone()[0]
+            self._added = max(self._added, newest - oldest + 1 - self._events_max)
+        if self._added < slack:
             return
         self._added = 0
         self._db.execute(

@@ -59,6 +59,17 @@ def test_the_history_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert (events[-1].reason, events[-1].number) == ("n499", 500)
 
 
+def test_the_history_of_many_short_commands_is_bounded(tmp_path: Path) -> None:
+    """Each process adds a few events and ends."""
+    for number in range(60):
+        with Store(tmp_path / "x.db", events_max=50) as store:
+            store.record_all([("d1", Event(Kind.NOTE, float(number), "n"))] * 5)
+    with Store(tmp_path / "x.db") as store:
+        events = store.events()
+    assert 50 <= len(events) <= 100
+    assert events[-1].number == 300
+
+
 def test_t30_made_up_cards_do_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
