@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 
 from duckctl.boot.dnsmasq import DOMAIN_TAG
@@ -152,13 +152,14 @@ class BootLog:
                                       text=str(entry.get("problem", ""))))]  # fmt: skip
 
     def _time(self, stamp: str) -> float:
-        """Syslog's time has no year: the last one that has this day and makes it lie in the past (a
-        day of slack). February 29 is up to eight years ago; a day of no year counts as now."""
+        """dnsmasq writes UTC (it is started so) and no year: the last one that has this day and
+        makes it lie in the past (a day of slack). February 29 is up to eight years ago; a day of no
+        year counts as now."""
         now = self._clock()
-        latest = datetime.fromtimestamp(now) + timedelta(days=1)
+        latest = datetime.fromtimestamp(now, UTC) + timedelta(days=1)
         for year in range(latest.year, latest.year - YEARS_BACK_MAX, -1):
             try:
-                found = datetime.strptime(f"{year} {stamp}", "%Y %b %d %H:%M:%S")
+                found = datetime.strptime(f"{year} {stamp} +0000", "%Y %b %d %H:%M:%S %z")
             except ValueError:
                 continue
             if found <= latest:

@@ -82,6 +82,7 @@ class DnsmasqProcess:
         with said.open("wb") as errors:
             process = subprocess.Popen(
                 ["dnsmasq", "--keep-in-foreground", f"--conf-file={config}"],
+                env={**os.environ, "TZ": "UTC"},  # of its log: any reader knows what it means
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

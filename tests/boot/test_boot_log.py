@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +19,10 @@ from duckctl.boot.dnsmasq_log import BootLog
 from duckctl.boot.events import BootEvent
 from duckctl.boot.follow import LogReader, read_log
 from duckctl.boot.plan import BootPaths
+from duckctl.boot.service import DnsmasqProcess
 from duckctl.boot.watch import BootWatch, WatchLimits
 
-NOW = datetime(2026, 11, 30, 9, 0, 0).timestamp()
+NOW = datetime(2026, 11, 30, 9, 0, 0, tzinfo=UTC).timestamp()
 CONVERSATION = """\
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 available DHCP range: 198.18.0.191 -- 198.18.0.254
 Nov 30 08:10:28 dnsmasq-dhcp[9]: 100 vendor class: PXEClient:Arch:00007:UNDI:003000
@@ -88,12 +92,41 @@ def test_a_whole_conversation_is_read(log: BootLog) -> None:
 def test_times_domains_and_stages(log: BootLog) -> None:
     """Seconds since 1970 in this year's past; domain by tag; iPXE by its tag."""
     events = read(log, CONVERSATION)
-    assert events[0].time == datetime(2026, 11, 30, 8, 10, 28).timestamp()
+    assert events[0].time == datetime(2026, 11, 30, 8, 10, 28, tzinfo=UTC).timestamp()
     assert {e.domain for e in events if e.duck == "duck01"} == {"dom0"}
     assert [e.ipxe for e in events if e.kind == "proxy"] == [True]
     late = CONVERSATION.splitlines()[-1].replace("Nov 30", "Dec 31")
     (event,) = read(log, late)
-    assert datetime.fromtimestamp(event.time).year == 2025
+    assert datetime.fromtimestamp(event.time, UTC).year == 2025
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is five hours behind UTC."""
+    monkeypatch.setenv("TZ", "XYZ5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_readers_time_zone_means_nothing(log: BootLog) -> None:
+    """Who reads the log may be in another zone than who writes it: its times are UTC."""
+    assert read(log, CONVERSATION)[0].time == NOW - 49 * 60 - 32
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_dnsmasq_writes_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boot service sets the zone of the process that writes the log."""
+    pid_file, program = tmp_path / "pid", tmp_path / "dnsmasq"
+    program.write_text(f'#!/bin/sh\necho "$TZ" > {tmp_path}/zone\n: > {pid_file}\nexec sleep 60\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    process = DnsmasqProcess()
+    process.start(tmp_path / "config", "", pid_file)
+    process.stop()
+    assert (tmp_path / "zone").read_text() == "UTC\n"
 
 
 @pytest.mark.parametrize(
@@ -104,11 +137,11 @@ def test_february_29_is_in_the_last_leap_year(
     tmp_path: Path, now: tuple[int, int, int], year: int
 ) -> None:
     """A log that is read in a year without that day; a day that no year has breaks nothing."""
-    clock = datetime(*now).timestamp()
+    clock = datetime(*now, tzinfo=UTC).timestamp()
     log = BootLog(make_fleet(tmp_path), "/b/tftp", lambda: clock)
     rest = "10:00:00 dnsmasq-tftp[9]: sent /b/tftp/duckos/duckos.efi to 198.18.0.11"
     (event,) = log.line(f"Feb 29 {rest}")
-    assert datetime.fromtimestamp(event.time) == datetime(year, 2, 29, 10)
+    assert datetime.fromtimestamp(event.time, UTC) == datetime(year, 2, 29, 10, tzinfo=UTC)
     (event,) = log.line(f"Feb 30 {rest}")
     assert event.time == clock
 

@@ -17,7 +17,7 @@ from duckctl.lifecycle.machine import Event, Kind, State
 from duckctl.lifecycle.store import Store, open_store
 
 LOGGED_S = time.time()  # of every line: the store's clock is set by it, not by when a test runs
-STAMP = time.strftime("%b %d %H:%M:%S", time.localtime(LOGGED_S))
+STAMP = time.strftime("%b %d %H:%M:%S", time.gmtime(LOGGED_S))
 MAC = "a8:b8:e0:21:01:0b"
 STRANGER = "a8:b8:e0:21:01:99"
 
