@@ -17,20 +17,39 @@ def duck_domains(
 ) -> list[dict[str, Any]]:
     """One entry per domain, in the order of the inventory.
 
-    Ansible forgets which groups are children of ``ducks``: a domain is the ducks that share a
-    subnet (no two domains do), and its name is that of the group with exactly those ducks.
+    A domain is the ducks that share a subnet (no two domains do), and its name is that of the child
+    of group ``ducks`` with exactly those ducks. Its port's name comes of it: other groups, which
+    people make for patterns, must not change it.
     """
     members: dict[str, list[str]] = {}
     for duck in groups.get("ducks", ()):
         members.setdefault(str(hostvars[duck]["domain_subnet"]), []).append(duck)
-    return [_domain(hostvars[ducks[0]], ducks, groups) for ducks in members.values()]
+    children = _children_of_ducks(hostvars)
+    return [_domain(hostvars[ducks[0]], ducks, groups, children) for ducks in members.values()]
+
+
+def _children_of_ducks(hostvars: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """No variable tells which groups are children of which; the inventory behind ``hostvars`` does.
+    Empty where there is none (it is no part of Ansible's interface)."""
+    inventory = getattr(hostvars, "_inventory", None)
+    ducks = getattr(inventory, "groups", {}).get("ducks")
+    return {str(group.name) for group in getattr(ducks, "child_groups", ())}
 
 
 def _domain(
-    values: Mapping[str, Any], ducks: list[str], groups: Mapping[str, Sequence[str]]
+    values: Mapping[str, Any],
+    ducks: list[str],
+    groups: Mapping[str, Sequence[str]],
+    children: set[str],
 ) -> dict[str, Any]:
     network = ipaddress.IPv4Network(str(values["domain_subnet"]))
-    name = _group_of(ducks, groups)
+    names = _groups_of(ducks, groups, children)
+    if len(names) > 1 and not values.get("domain_host_nic"):
+        raise ValueError(
+            f"groups {', '.join(names)} have the same ducks, and which of them is the domain is "
+            "not known: set domain_host_nic in the domain's vars"
+        )
+    name = names[0]
     mac = str(values.get("domain_host_mac") or "").lower().replace("-", ":")
     return {
         "name": name,
@@ -63,7 +82,10 @@ def _full_pci(pci: str) -> str:
     return f"0000:{pci}" if pci.count(":") == 1 else pci
 
 
-def _group_of(ducks: list[str], groups: Mapping[str, Sequence[str]]) -> str:
+def _groups_of(
+    ducks: list[str], groups: Mapping[str, Sequence[str]], children: set[str]
+) -> list[str]:
+    """The group that is the domain of these ducks; several where nobody tells which it is."""
     same = [
         name
         for name, hosts in groups.items()
@@ -71,7 +93,7 @@ def _group_of(ducks: list[str], groups: Mapping[str, Sequence[str]]) -> str:
     ]
     if not same:
         raise ValueError(f"no group has exactly the ducks {', '.join(ducks)} of one subnet")
-    return min(same, key=lambda name: (not name.startswith("domain"), name))
+    return sorted(children.intersection(same) or same)
 
 
 def duck_arp_values(

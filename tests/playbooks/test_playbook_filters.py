@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ HOSTVARS = {
 GROUPS = {
     "all": ["host", "d1", "d2", "d3"],
     "ducks": ["d1", "d2", "d3"],
-    "canary": ["d3"],
+    "canary": ["d1", "d3"],
     "domain1": ["d1", "d2"],
     "domain2": ["d3"],
     "gpu_host": ["host"],
@@ -42,7 +43,7 @@ GROUPS = {
 
 
 def test_domains() -> None:
-    """A domain is the ducks of one subnet, with its group's name; a pattern group is not taken."""
+    """A domain is the ducks of one subnet, with its group's name."""
     first, second = fleet.duck_domains(HOSTVARS, GROUPS)
     assert (first["name"], first["ducks"], first["prefix"]) == ("domain1", ["d1", "d2"], 24)
     assert first["mac"] == "a8:b8:e0:00:00:01"
@@ -74,6 +75,49 @@ def test_short_pci_address() -> None:
     values = HOSTVARS["d3"] | {"domain_host_pci": "41:00.1"}
     (domain,) = fleet.duck_domains({"d3": values}, {"ducks": ["d3"], "domain2": ["d3"]})
     assert domain["pci"] == "0000:41:00.1"
+
+
+INVENTORY = """\
+all:
+  children:
+    ducks:
+      children:
+        left:
+          vars: {domain_subnet: 10.1.0.0/24, domain_host_address: 10.1.0.1}
+          hosts: {d1: {}, d2: {}}
+        right:
+          vars: {domain_subnet: 10.2.0.0/24, domain_host_address: 10.2.0.1}
+          hosts: {d3: {}}
+    domain-fast: {hosts: {d1: {}, d2: {}}}
+    canary: {hosts: {d3: {}}}
+"""
+
+
+def test_groups_for_patterns_rename_no_port(tmp_path: Path) -> None:
+    """A domain has the name of the child of ``ducks``, whatever other groups have its ducks; here
+    with the objects of Ansible itself."""
+    pytest.importorskip("ansible", reason="ansible-core is not installed")
+    parts = ("parsing.dataloader", "inventory.manager", "vars.manager", "vars.hostvars")
+    files, groups, variables, hosts = (import_module(f"ansible.{part}") for part in parts)
+    path, loader = tmp_path / "shelf.yml", files.DataLoader()
+    path.write_text(INVENTORY)
+    inventory = groups.InventoryManager(loader, sources=[str(path)])
+    manager = variables.VariableManager(loader, inventory)
+    hostvars = hosts.HostVars(inventory, manager, loader)
+    domains = fleet.duck_domains(hostvars, inventory.get_groups_dict())
+    assert [(d["name"], d["nic"]) for d in domains] == [
+        ("left", "duck-left"),
+        ("right", "duck-right"),
+    ]
+
+
+def test_a_name_is_not_guessed() -> None:
+    """Where Ansible does not tell which group is the domain, the inventory has to name the port."""
+    groups = GROUPS | {"canary": ["d3"]}
+    with pytest.raises(ValueError, match=r"canary, domain2 have the same ducks.*domain_host_nic"):
+        fleet.duck_domains(HOSTVARS, groups)
+    named = HOSTVARS | {"d3": HOSTVARS["d3"] | {"domain_host_nic": "port2"}}
+    assert [domain["nic"] for domain in fleet.duck_domains(named, groups)][1] == "port2"
 
 
 def test_domain_without_a_group() -> None:
