@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class Intent:
     the firmware goes on to the next device. ``held``: as local, because the duck loops.
 
     ``one_shot``: ends when the duck says hello; the entry ``before`` it (if any) is back then.
+    ``set_at``: seconds since 1970.
     """
 
     action: Action
@@ -45,6 +47,10 @@ class Intent:
     reason: str = ""
     set_at: float = 0.0
     before: Intent | None = None
+
+    def ends_by(self, began_s: float) -> bool:
+        """True if a boot that began then (seconds since 1970) ends it, once it says hello."""
+        return (self.one_shot or self.action == "held") and self.set_at < began_s
 
 
 INVENTORY_INTENT = Intent("image")
@@ -113,21 +119,23 @@ class Intents:
         with self._changed() as entries:
             return entries.pop(duck, None) is not None
 
-    def hello(self, duck: str) -> bool:
+    def hello(self, duck: str, began_s: float = math.inf) -> bool:
         """The duck answered: a one-shot intent and a hold are over. True if something changed.
 
-        Call it when a duck came up; the loop detector counts anew from here.
+        Call it when a duck came up; the loop detector counts anew from here. ``began_s``: when this
+        boot began, in seconds since 1970; what was set later is for the next one. Raises DuckError
+        when a file cannot be written.
         """
         with told(self.hellos):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.hellos.open("a", encoding="utf-8") as file:
                 file.write(f"{duck}\n")
         entry = self.read().get(duck)
-        if entry is None or not (entry.one_shot or entry.action == "held"):
+        if entry is None or not entry.ends_by(began_s):
             return False
         with self._changed() as entries:
             entry = entries.pop(duck, None)
-            while entry is not None and (entry.one_shot or entry.action == "held"):
+            while entry is not None and entry.ends_by(began_s):
                 entry = entry.before
             if entry is not None:
                 entries[duck] = entry

@@ -24,6 +24,12 @@ IPXE_DIRS = (Path("/usr/lib/ipxe"), Path("/usr/share/ipxe"), Path("/usr/lib/ipxe
 IPXE_FILES = ("undionly.kpxe", "snponly.efi", "ipxe.efi")
 
 
+def boots_from_network(duck: Duck) -> bool:
+    """True for a box that this host's boot service answers; process ducks have no firmware."""
+    is_served = duck.mac is not None and duck.domain.boot != "off"
+    return is_served and not duck.address.is_loopback
+
+
 @dataclass(frozen=True)
 class BootPaths:
     """The files of the boot service, all below one folder (``<fleet dir>/boot``)."""

@@ -119,7 +119,7 @@ def config(
 def set_command(
     pattern: str = PATTERN,
     target: str = typer.Argument(help="local (own disk) or the name of an image."),
-    once: bool = typer.Option(False, "--once", help="Only until the duck says hello."),
+    once: bool = typer.Option(False, "--once", help="Only until its next boot says hello."),
     inventory: Path | None = INVENTORY,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from duckctl.health import ProbeError, probe_all
 from duckctl.inventory import Duck, Fleet
+from duckctl.lifecycle.greet import Greeter
 from duckctl.lifecycle.machine import DuckRecord
 from duckctl.lifecycle.observe import events_of
 from duckctl.lifecycle.store import Store
@@ -60,6 +61,7 @@ def refresh(
     look = look_at(fleet, ducks, timeout_s)
     names = [duck.name for duck in ducks]
     records, at_s = store.states(names), time.time()
+    Greeter(fleet).greet_all(ducks, records, look.answers, at_s)
     events = [
         (duck.name, event)
         for duck in ducks

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from duckctl.boot.plan import boots_from_network
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import DuckRecord, Limits, State, Step
 from duckctl.lifecycle.observe import error_of
@@ -58,6 +59,7 @@ class Situation:
     """What is known of one duck when a plan is made.
 
     ``ladder``: its usable power backends. ``is_off``: a switch that can tell says so.
+    ``other_image``: what its boot intent names; empty: it boots the inventory's image.
     """
 
     duck: Duck
@@ -65,6 +67,12 @@ class Situation:
     facts: Mapping[str, Any]
     ladder: Sequence[str]
     is_off: bool = False
+    other_image: str = ""
+
+    @property
+    def boots(self) -> str:
+        """The image that its next boot brings up."""
+        return self.other_image or self.duck.image
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,6 @@ class Rules:
     expected: Expectation
     limits: Limits
     restart_all: bool = False
-
-
-def boots_from_network(duck: Duck) -> bool:
-    """True for a box that this host's boot service answers; process ducks have no firmware."""
-    is_served = duck.mac is not None and duck.domain.boot != "off"
-    return is_served and not duck.address.is_loopback
 
 
 def plan_duck(situation: Situation, rules: Rules, now_s: float) -> DuckPlan:
@@ -93,7 +95,7 @@ def plan_duck(situation: Situation, rules: Rules, now_s: float) -> DuckPlan:
     due_s = rules.limits.due_s(record)
     if due_s is not None and now_s < due_s and not situation.is_off:
         waited = f"{record.describe()} since {max(0.0, now_s - record.since_s):.0f} s"
-        return DuckPlan(duck, Do.WAIT, f"was started before: {waited}", duck.image)
+        return DuckPlan(duck, Do.WAIT, f"was started before: {waited}", situation.boots)
     silent = "does not answer"
     if record.state is State.FAILED and record.step is not None and record.step is not Step.VERIFY:
         silent = f"does not answer, failed before at {record.step}"
@@ -101,10 +103,11 @@ def plan_duck(situation: Situation, rules: Rules, now_s: float) -> DuckPlan:
     if not switches and not boots_from_network(duck):
         return DuckPlan(duck, Do.REPORT, f"{silent}, and no power backend can switch it")
     if not switches:
-        return DuckPlan(duck, Do.BY_HAND, f"{silent}; a person has to switch it on", duck.image)
+        why = f"{silent}; a person has to switch it on"
+        return DuckPlan(duck, Do.BY_HAND, why, situation.boots)
     why = f"{silent}; by {', then '.join(dict.fromkeys(switches))}"
     old_boot_id = record.boot_id if rules.restart_all else record.old_boot_id
-    return DuckPlan(duck, Do.SWITCH, why, duck.image, old_boot_id)
+    return DuckPlan(duck, Do.SWITCH, why, situation.boots, old_boot_id)
 
 
 def _plan_answering(situation: Situation, rules: Rules) -> DuckPlan:
@@ -118,11 +121,11 @@ def _plan_answering(situation: Situation, rules: Rules) -> DuckPlan:
     if facts.get("identity_ok") is False:  # it would not obey, and a restart would not cure it
         return DuckPlan(duck, Do.REPORT, "; ".join(problems), answers=True)
     if rules.restart_all:
-        return DuckPlan(duck, Do.RESTART, "as asked", duck.image, boot_id)
+        return DuckPlan(duck, Do.RESTART, "as asked", situation.boots, boot_id)
     if not problems:
         return DuckPlan(duck, Do.KEEP, "answers and is right")
     if not facts.get("build") or needs_new_image(duck, facts, rules.expected):
-        return DuckPlan(duck, Do.RESTART, "; ".join(problems), duck.image, boot_id)
+        return DuckPlan(duck, Do.RESTART, "; ".join(problems), situation.boots, boot_id)
     return DuckPlan(duck, Do.REPORT, "; ".join(problems), answers=True)
 
 

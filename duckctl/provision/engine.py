@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from duckctl.boot.plan import boots_from_network
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import (
     UP,
@@ -26,7 +27,7 @@ from duckctl.lifecycle.machine import (
 from duckctl.lifecycle.observe import events_of
 from duckctl.lifecycle.store import Store
 from duckctl.lifecycle.verify import Expectation
-from duckctl.provision.decide import Do, DuckPlan, boots_from_network
+from duckctl.provision.decide import Do, DuckPlan
 
 TURN_S = 0.1
 LOOK_SOON_S = 1.0  # between two looks at a duck that may answer any moment
@@ -86,6 +87,8 @@ class Hands(Protocol):
 
 
 BY_PROTOCOL = Means(PROTOCOL)
+# The duck, what was known of it before, what it told, and when (seconds since 1970).
+OnAnswer = Callable[[Duck, DuckRecord, Mapping[str, Any], float], None]
 
 
 class Ears(Protocol):
@@ -131,13 +134,15 @@ class Engine:
         expected: Expectation,
         limits: Limits,
         on_change: Callable[[Duck, DuckRecord], None] = lambda _duck, _record: None,
+        on_answer: OnAnswer = lambda _duck, _record, _facts, _at_s: None,
     ) -> None:
+        """``on_change``: a record is another now. ``on_answer``: a duck answered."""
         self._store = store
         self._eyes, self._hands = senses.eyes, senses.hands
         self._ears, self._clock = senses.ears, senses.clock
         self._expected = expected
         self._limits = limits
-        self._on_change = on_change
+        self._on_change, self._on_answer = on_change, on_answer
         self._courses: dict[str, Course] = {}
         self._looks = 0
         self._newest = 0  # event that was taken into account
@@ -228,6 +233,7 @@ class Engine:
 
     def _judge(self, facts: Mapping[str, Any], name: str) -> list[tuple[str, Event]]:
         course, at_s = self._courses[name], self._clock.wall_s()
+        self._on_answer(course.plan.duck, course.record, facts, at_s)
         events = events_of(course.record, course.plan.duck, facts, self._expected, at_s)
         return [(name, event) for event in events]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from duckctl.boot.plan import boots_from_network
 from duckctl.image.manifest import ImageManifest
 from duckctl.inventory import Duck
-from duckctl.provision.decide import boots_from_network
 
 
 @dataclass(frozen=True)

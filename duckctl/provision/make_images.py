@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duckctl.boot.plan import fleet_dir
+from duckctl.boot.plan import boots_from_network, fleet_dir
 from duckctl.errors import UsageError
 from duckctl.image.fleet_public import public_id, public_path, read_public
 from duckctl.image.manifest import ImageManifest, list_images
 from duckctl.inventory import Duck, Fleet
 from duckctl.native import native_path
-from duckctl.provision.decide import boots_from_network
 from duckctl.provision.images import ImageStep, plan_images
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duckctl.boot.intents import Intents
-from duckctl.boot.plan import boot_paths, plan_boot
+from duckctl.boot.plan import boot_paths, boots_from_network, plan_boot
 from duckctl.boot.ports import port_conflicts
 from duckctl.console import warn
-from duckctl.errors import DuckError, ExitCode
+from duckctl.errors import ExitCode
 from duckctl.health import ProbeError
 from duckctl.inventory import Duck, Fleet
 from duckctl.lifecycle.boot_log import Listener, listen
+from duckctl.lifecycle.greet import Greeter
 from duckctl.lifecycle.look import Look, look_at
 from duckctl.lifecycle.machine import UP, DuckRecord, Limits, State, Step
 from duckctl.lifecycle.report import duck_document, step_seconds
@@ -31,7 +32,6 @@ from duckctl.provision.decide import (
     DuckPlan,
     Rules,
     Situation,
-    boots_from_network,
     plan_duck,
     settle_s,
 )
@@ -141,20 +141,29 @@ def survey(
     else:
         records = read_states(fleet, names)
     look = look_at(fleet, ducks) if store is not None else _look_without_trace(fleet, ducks)
+    if store is not None:
+        Greeter(fleet).greet_all(ducks, records, look.answers, time.time())
     rules = Rules(look.expected, limits, restart_all)
     ladders = {duck.name: ladder_names(duck, fleet) for duck in ducks}
     unsure = [duck for duck in ducks if _is_unsure(records[duck.name], look.answers[duck.name])]
-    off = switched_off(unsure, fleet)
+    off, images = switched_off(unsure, fleet), _other_images(fleet)
     situations = [
         Situation(
             *(duck, records[duck.name], look.answers[duck.name], ladders[duck.name]),
             is_off=duck.name in off,
+            other_image=images.get(duck.name, ""),
         )
         for duck in ducks
     ]
     now_s = time.time()
     plans = tuple(plan_duck(situation, rules, now_s) for situation in situations)
     return Survey(look, records, ladders, plans, rules)
+
+
+def _other_images(fleet: Fleet) -> dict[str, str]:
+    """What the next boot brings up, by duck, where `duckctl boot set` named an image."""
+    intents = Intents(boot_paths(fleet).intents).read()
+    return {name: i.image for name, i in intents.items() if i.action == "image" and i.image}
 
 
 def _look_without_trace(fleet: Fleet, ducks: Sequence[Duck]) -> Look:
@@ -234,8 +243,7 @@ class Runner:
     def __init__(self, fleet: Fleet, store: Store, found: Survey, show: Show) -> None:
         self._fleet, self._store, self._found, self._show = fleet, store, found, show
         self._first = max((event.number for event in store.events(last=1)), default=0)
-        self._intents = Intents(boot_paths(fleet).intents)
-        self._hello_warned = False
+        self._greeter = Greeter(fleet, warn)
         self._senses = Senses(
             ProbeEyes(fleet), PowerHands(fleet), LogEars(fleet, store), SystemClock()
         )
@@ -245,7 +253,9 @@ class Runner:
         """Blocks until these ducks are up, have failed, or are left alone."""
         found = self._found
         engine = Engine(
-            self._store, self._senses, found.rules.expected, found.rules.limits, self._changed
+            *(self._store, self._senses, found.rules.expected, found.rules.limits),
+            on_change=self._show.change,
+            on_answer=self._greeter.greet,
         )
         try:
             engine.run(plans, found.ladders, found.look.answers)
@@ -256,21 +266,6 @@ class Runner:
     def steps(self) -> dict[str, dict[str, float]]:
         """How long each duck was in each step since this began."""
         return step_seconds(self._store.events(after=self._first))
-
-    def _changed(self, duck: Duck, record: DuckRecord) -> None:
-        self._show.change(duck, record)
-        if record.state is State.READY and boots_from_network(duck):
-            self._say_hello(duck.name)
-
-    def _say_hello(self, name: str) -> None:
-        """One-shot intents and holds end here. A duck is up also where that cannot be written."""
-        try:
-            self._intents.hello(name)
-        except DuckError as error:
-            if not self._hello_warned:
-                why = "; ".join(filter(None, (error.message, error.hint)))
-                warn(f"the boot service is not told which ducks came up: {why}")
-            self._hello_warned = True
 
 
 def explain_failures(fleet: Fleet, records: Mapping[str, DuckRecord]) -> dict[str, DuckRecord]:

@@ -20,6 +20,25 @@ def intents(tmp_path: Path) -> Intents:
     return Intents(tmp_path / "boot/intents.json", lambda: 7.0)
 
 
+def test_a_boot_ends_only_what_was_set_before_it_began(tmp_path: Path) -> None:
+    """What is set while a duck runs is for its next boot, whenever this one is seen first."""
+    now = [100.0]
+    intents = Intents(tmp_path / "intents.json", lambda: now[0])
+    intents.set_local("duck01")
+    now[0] = 200.0
+    intents.set_image("duck01", "duckos", one_shot=True)
+    assert not intents.hello("duck01", began_s=199.0)
+    assert intents.of("duck01").image == "duckos"
+    assert intents.hello("duck01", began_s=201.0)
+    assert intents.of("duck01").action == "local"
+    now[0] = 300.0
+    intents.hold("duck01", "loops")
+    assert not intents.hello("duck01", began_s=299.0)
+    assert intents.hello("duck01", began_s=301.0)
+    assert intents.of("duck01").action == "local"
+    assert intents.take_hellos() == ["duck01"] * 4
+
+
 def test_nobody_has_an_intent_at_first(intents: Intents) -> None:
     """No file: every duck follows the inventory."""
     assert intents.read() == {}

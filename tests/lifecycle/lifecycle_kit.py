@@ -162,10 +162,11 @@ class World:
         for name in names:
             box = self.boxes[name]
             self._age(box)
-            boot_id = f"{box.boot:02}"
-            result.append(
-                answer(box.duck, boot_id, **box.changes) if box.answers else silence(box.duck)
-            )
+            if not box.answers:
+                result.append(silence(box.duck))
+                continue
+            uptime_s = self.time_s - (box.started_s or 0.0)
+            result.append(answer(box.duck, f"{box.boot:02}", uptime_s=uptime_s, **box.changes))
         return result
 
     def _age(self, box: Box) -> None:
