@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FILE_BYTES_MAX = 0xFFFF_FFFF
+MAGIC = b"070701"
+HEADER_BYTES = len(MAGIC) + 13 * 8
+TRAILER = "TRAILER!!!"
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,26 @@ def archive(entries: Iterable[Entry]) -> bytes:
             above = "/".join(parts[:depth])
             named.setdefault(above, folder(above))
     pieces = [_record(number, named[path]) for number, path in enumerate(sorted(named), 1)]
-    pieces.append(_record(0, Entry("TRAILER!!!", 0)))
+    pieces.append(_record(0, Entry(TRAILER, 0)))
     return b"".join(pieces)
+
+
+def files_in(data: bytes) -> dict[str, bytes]:
+    """The regular files of an archive that ``archive`` made, by path. Raises ValueError where the
+    bytes are none."""
+    found: dict[str, bytes] = {}
+    at = 0
+    while data.startswith(MAGIC, at):
+        fields = [int(data[place : place + 8], 16) for place in range(at + 6, at + HEADER_BYTES, 8)]
+        mode, size, name_bytes = fields[1], fields[6], fields[11]
+        name = data[at + HEADER_BYTES : at + HEADER_BYTES + name_bytes - 1].decode()
+        if name == TRAILER:
+            return found
+        start = at + len(_padded(bytes(HEADER_BYTES + name_bytes)))
+        if stat.S_ISREG(mode):
+            found[name] = data[start : start + size]
+        at = start + size + -size % 4
+    raise ValueError(f"no cpio record at byte {at}")
 
 
 def _record(number: int, entry: Entry) -> bytes:
@@ -56,7 +77,7 @@ def _record(number: int, entry: Entry) -> bytes:
     major, minor = entry.device
     # ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
     fields = (number, entry.mode, 0, 0, links, 0, len(entry.data), 0, 0, major, minor, len(name), 0)
-    header = b"070701" + b"".join(b"%08x" % field for field in fields)
+    header = MAGIC + b"".join(b"%08x" % field for field in fields)
     return _padded(header + name) + _padded(entry.data)
 
 

@@ -283,6 +283,16 @@ def test_the_cpio_program_reads_our_archive(tmp_path: Path) -> None:
     assert done.stdout.decode().split() == ["a", "a/b", "a/b/c", "z"]
 
 
+def test_files_of_an_archive_are_found_again() -> None:
+    """Names and bytes of every length; what is no archive, or ends too soon, is refused."""
+    files = {f"a/{size}{'n' * size}": bytes(range(size)) for size in range(9)}
+    data = cpio.archive([cpio.file(*item) for item in files.items()])
+    assert cpio.files_in(data) == files
+    for damaged in (b"", b"x" + data, data[:-124]):
+        with pytest.raises(ValueError, match="no cpio record at byte"):
+            cpio.files_in(damaged)
+
+
 def test_modules_that_are_missing_are_named(tmp_path: Path, public: str) -> None:
     """A wanted one, and one that another needs; built-in ones are no loss."""
     modules = {"a": made_up_module("b"), "b": made_up_module("c-d")}
