@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from duckctl.errors import UsageError
 from duckctl.yaml_source import NOT_PLAIN
 
-FORMAT_BITS = {"fp9": 9.0, "fp8": 8.0, "fp7": 7.0, "q6": 6.25, "q4": 4.5}
+FORMAT_BITS = {"fp9": 9.0, "fp8": 8.0, "fp7": 7.0, "q6": 6.5, "q4": 4.5}
 """Bits of a weight on a duck, small scales of the block formats included."""
 LOSSLESS_FORMATS = ("fp9", "fp8")
 FILE_BYTES_MAX = 1 << 20

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_kit import CATALOGUE, make_setup
 
+from duckctl.plan.catalogue import FORMAT_BITS
 from duckctl.plan.predict import binding_limit, load_s, predict, tokens_per_s
 from duckctl.plan.profile import OURS, REFERENCE, gemm_efficiency
 from duckctl.plan.setup import (
@@ -18,6 +19,7 @@ from duckctl.plan.setup import (
     valid_duck_counts,
 )
 from duckctl.plan.simulate import Pipeline, decode, overlap_ratio, prefill_s, traced_step
+from duckctl.shards.layout import FORMAT_CODES, PANEL_ROWS, panel_bytes
 
 STILL = replace(OURS, jitter=0.0, straggler_chance=0.0)
 
@@ -38,6 +40,13 @@ def test_ducklets_cache_is_what_the_converter_makes() -> None:
     """One slice of ducklet in fp8: 5 layers x 16 experts x 3 x 256 x 64 bytes, plus alignment."""
     setup = make_setup("ducklet", ducks=4, weight_format="fp8")
     assert setup.duck_weight_bytes() == pytest.approx(5 * 16 * 3 * 256 * 64, rel=0.01)
+
+
+def test_bits_of_a_weight_are_those_of_the_packed_panels() -> None:
+    """Row scales of q4 and q6 included; block scales are in RECORD_OVERHEAD."""
+    columns = 32
+    packed = {fmt: panel_bytes(fmt, columns) * 8 / (PANEL_ROWS * columns) for fmt in FORMAT_CODES}
+    assert packed == FORMAT_BITS
 
 
 def test_kernel_time_is_bytes_over_bandwidth() -> None:
