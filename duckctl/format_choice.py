@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from duckctl.inventory import Fleet
-from duckctl.selftest import FORMATS, SelfTestError, fastest_format, measure
+from duckctl.selftest import FORMATS, SelfTestError, fastest_format, measure, measured_ducks
 
 # On this machine: small enough to take about a second, larger than its caches.
 SAMPLE_GIGABYTES = 0.25
@@ -40,7 +40,7 @@ def choose_format(is_fp8: bool, fleet: Fleet | None) -> FormatChoice:
         except SelfTestError as error:
             where = f"this machine's cores ({error.message})"
         else:
-            good = [duck for duck in figures if not duck.problem]
+            good = measured_ducks(figures)
             slowest = {f: min(duck.params_per_s[f] for duck in good) for f in FORMATS}
             return FormatChoice(
                 fmt, f"fastest exact format on the slowest of {len(good)} ducks", slowest

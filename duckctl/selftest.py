@@ -103,11 +103,22 @@ def fastest_format(figures: Sequence[DuckFigures], formats: Sequence[str] = FORM
 
     Raises SelfTestError when no duck was measured.
     """
-    measured = [duck for duck in figures if not duck.problem]
+    measured = measured_ducks(figures, formats)
     if not measured:
         problems = "; ".join(f"{duck.name}: {duck.problem}" for duck in figures)
         raise SelfTestError(f"no duck could be measured: {problems}")
     return max(formats, key=lambda fmt: min(duck.params_per_s[fmt] for duck in measured))
+
+
+def measured_ducks(
+    figures: Sequence[DuckFigures], formats: Sequence[str] = FORMATS
+) -> list[DuckFigures]:
+    """Those that have figures in every format."""
+    return [
+        duck
+        for duck in figures
+        if not duck.problem and all(fmt in duck.params_per_s for fmt in formats)
+    ]
 
 
 def _write_region(folder: Path, fmt: str, region_mib: int) -> str:

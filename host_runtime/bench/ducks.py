@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import hashlib
 import json
 import random
@@ -195,6 +196,29 @@ def _measure_group(
     cores: int,
     found: Sequence[Findings],
 ) -> None:
+    """Figures of a group's ducks. Those that fail get their problem, the rest begins anew."""
+    left = list(group)
+    while left:  # each round measures all that are left, or has fewer in the next
+        try:
+            figures = _measure_together(transport, onlooker, region, left, cores)
+        except TransportError as error:
+            named = error.ducks or (error.duck,)
+            failed = [index for index in left if index in named] or left
+            for index in failed:
+                found[index].problem = error.message
+            left = [index for index in left if index not in failed]
+            continue
+        for index, (rates, formats) in zip(left, figures, strict=True):
+            duck = found[index]
+            duck.read_bytes_per_s = [max(pair) for pair in _paired(duck.read_bytes_per_s, rates)]
+            duck.formats[region.fmt] = formats
+        return
+
+
+def _measure_together(
+    transport: Transport, onlooker: Transport, region: Region, group: Sequence[int], cores: int
+) -> list[tuple[list[float], dict[str, Any]]]:
+    """Read rates by cores and the format's figures of each duck; no session is open afterwards."""
     request = wire.Open(
         flags=wire.OPEN_TAKEOVER,
         call_bytes_max=1 << 20,
@@ -209,21 +233,16 @@ def _measure_group(
         reads = [_read_rates(transport, region, group, count) for count in range(1, cores + 1)]
         times = _call_times(transport, region, group)
         bodies = [_body(onlooker, index) for index in group]
-        transport.session_close()
-    except TransportError as error:
-        named = error.ducks or ((error.duck,) if error.duck is not None else group)
-        for index in named:
-            if index in group:
-                found[index].problem = error.message
-        return
-    for place, index in enumerate(group):
-        duck = found[index]
-        rates = [rate[place] for rate in reads]
-        duck.read_bytes_per_s = [max(pair) for pair in _paired(duck.read_bytes_per_s, rates)]
-        duck.formats[region.fmt] = {
-            "body": bodies[place],
-            "params_per_s": region.params_per_call / times[place],
-        }
+    finally:
+        with contextlib.suppress(TransportError):  # a duck that is gone has nothing to close
+            transport.session_close()
+    return [
+        (
+            [rate[place] for rate in reads],
+            {"body": bodies[place], "params_per_s": region.params_per_call / times[place]},
+        )
+        for place in range(len(group))
+    ]
 
 
 def _paired(old: Sequence[float], new: Sequence[float]) -> list[tuple[float, float]]:

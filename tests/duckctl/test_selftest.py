@@ -123,6 +123,8 @@ def test_the_slowest_duck_decides_the_format() -> None:
     )
     silent = figures("d03", problem="does not answer")
     assert fastest_format([figures("d01", fp8=30.0, fp9=20.0), silent]) == "fp8"
+    half = figures("d04", fp9=1.0)
+    assert fastest_format([figures("d01", fp8=30.0, fp9=20.0), half]) == "fp8"
     with pytest.raises(SelfTestError, match="d03: does not answer"):
         fastest_format([silent])
 

@@ -1,0 +1,74 @@
+"""A duck that fails while ducks are measured costs the others nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from duck_process import running_ducks
+
+from duckctl.bench.weights import expert_region
+from duckctl.native import native_path
+from host_runtime import wire
+from host_runtime.bench.ducks import Region, measure
+from host_runtime.fleet.config import FleetConfig
+from host_runtime.fleet.connect import connect
+from host_runtime.fleet.kernel_file import load_kernel_file
+from host_runtime.fleet.versions import facts_of
+from host_runtime.transport import Transport, TransportOptions
+
+HIDDEN, ROWS = 256, 64
+FORMATS = ("fp8", "fp9")
+SILENCE_S = 0.3
+
+
+def region_file(folder: Path, fmt: str) -> Region:
+    memory, record = expert_region(fmt, HIDDEN, ROWS, 1 << 20)
+    path = folder / f"{fmt}.region"
+    path.write_bytes(memory.bytes.tobytes())
+    experts = (memory.size - 4096) // record
+    memory.close()
+    return Region(fmt, path, HIDDEN, ROWS, experts)
+
+
+def connected(fleet: FleetConfig) -> Transport:
+    settings = TransportOptions(silence_ms=int(SILENCE_S * 1000))
+    return connect(fleet, native_path("libduckhost.so"), settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", [1, 2])
+def test_a_duck_that_dies_leaves_the_others_measured_and_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: int
+) -> None:
+    """In the first format and in the last one: figures of every format for d01 and d03."""
+    regions = [region_file(tmp_path, fmt) for fmt in FORMATS]
+    kernel = load_kernel_file(native_path("experts-avx2.elf"))
+    openings: list[Sequence[int]] = []
+    with running_ducks(tmp_path, 3) as (ducks, fleet):
+
+        def open_one() -> Transport:
+            transport = connected(fleet)
+            session_open = transport.session_open
+
+            def session_open_and_kill(group: Sequence[int], *rest: Any) -> None:
+                session_open(group, *rest)
+                openings.append(list(group))
+                if len(openings) == opening:
+                    ducks[1].kill()
+
+            monkeypatch.setattr(transport, "session_open", session_open_and_kill)
+            return transport
+
+        found = measure(open_one, fleet, kernel, regions, SILENCE_S)
+        assert [0, 2] in openings
+        assert [duck.problem for duck in (found[0], found[2])] == ["", ""]
+        assert found[1].problem != ""
+        for duck in (found[0], found[2]):
+            assert set(duck.formats) == set(FORMATS)
+            assert min(duck.read_bytes_per_s) > 0
+        with connected(fleet) as transport:
+            states = [facts_of(transport.hello(index, 2000).info).state for index in (0, 2)]
+        assert states == [wire.State.IDLE] * 2
