@@ -1,7 +1,8 @@
 """What ducks' kernels measured at calibration, kept beside the inventory.
 
 ``NAME.calibration.json`` has for each duck the first figures (its baseline) and the latest ones, so
-that a duck which grows slow (heat, a failing memory module, a limit of the firmware) is seen.
+that a duck which grows slow (heat, a failing memory module, a limit of the firmware) is seen. A
+small region is read from caches: each region size has a baseline of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Calibration:
     """One measurement. ``read_bytes_per_s[n-1]`` is the memory's read rate with n cores.
 
     ``at`` is Unix time in seconds; ``boot_id`` tells which start of the duck it belongs to.
+    ``region_mib`` is the size of the weights that were read; 0 = an earlier duckctl did not tell.
     """
 
     read_bytes_per_s: tuple[float, ...]
     body: str
     boot_id: str
     at: float
+    region_mib: int = 0
 
     @property
     def best_bytes_per_s(self) -> float:
@@ -46,16 +49,26 @@ class Calibration:
 
 @dataclass(frozen=True)
 class DuckCalibration:
-    """The first and the latest measurement of a duck."""
+    """The latest measurement of a duck and the first one of the same region size.
+
+    ``others`` are the first ones of other sizes.
+    """
 
     baseline: Calibration
     latest: Calibration
+    others: tuple[Calibration, ...] = ()
 
     @property
     def drift(self) -> float:
         """Share of the baseline's rate that was lost; negative when it grew."""
         before = self.baseline.best_bytes_per_s
         return 1 - self.latest.best_bytes_per_s / before if before else 0.0
+
+    def followed_by(self, latest: Calibration) -> DuckCalibration:
+        """With a new measurement; the first of its region size becomes a baseline."""
+        firsts = {first.region_mib: first for first in (self.baseline, *self.others)}
+        baseline = firsts.pop(latest.region_mib, latest)
+        return DuckCalibration(baseline, latest, tuple(firsts.values()))
 
 
 def calibration_file(fleet: Fleet) -> Path:
@@ -73,7 +86,11 @@ def load(fleet: Fleet) -> dict[str, DuckCalibration]:
         if document["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema_version {document['schema_version']}")
         return {
-            name: DuckCalibration(_read(entry["baseline"]), _read(entry["latest"]))
+            name: DuckCalibration(
+                _read(entry["baseline"]),
+                _read(entry["latest"]),
+                tuple(map(_read, entry.get("others", ()))),
+            )
             for name, entry in document["ducks"].items()
         }
     except FileNotFoundError:
@@ -89,7 +106,13 @@ def _read(entry: Mapping[str, Any]) -> Calibration:
     rates = tuple(float(rate) for rate in entry["read_bytes_per_s"])
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise ValueError(f"read_bytes_per_s {rates}")
-    return Calibration(rates, str(entry["body"]), str(entry["boot_id"]), float(entry["at"]))
+    return Calibration(
+        rates,
+        str(entry["body"]),
+        str(entry["boot_id"]),
+        float(entry["at"]),
+        int(entry.get("region_mib", 0)),
+    )
 
 
 def record(fleet: Fleet, measured: Mapping[str, Calibration], fresh: bool = False) -> None:
@@ -99,15 +122,14 @@ def record(fleet: Fleet, measured: Mapping[str, Calibration], fresh: bool = Fals
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = load(fleet)
         for name, latest in measured.items():
-            baseline = latest if fresh or name not in known else known[name].baseline
-            known[name] = DuckCalibration(baseline, latest)
+            first = fresh or name not in known
+            known[name] = (
+                DuckCalibration(latest, latest) if first else known[name].followed_by(latest)
+            )
         write_json(
             path,
             {
                 "schema_version": SCHEMA_VERSION,
-                "ducks": {
-                    name: {"baseline": asdict(entry.baseline), "latest": asdict(entry.latest)}
-                    for name, entry in sorted(known.items())
-                },
+                "ducks": {name: asdict(entry) for name, entry in sorted(known.items())},
             },
         )

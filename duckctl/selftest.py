@@ -78,19 +78,23 @@ def measure(
         for batch in in_batches(ducks):
             write_json(fleet_file, fleet_document(fleet, batch))
             measured = [_figures(entry) for entry in _run(arguments, limit_s)["ducks"]]
-            _keep(fleet, measured)
+            _keep(fleet, measured, region_mib)
             figures += measured
     return figures
 
 
-def _keep(fleet: Fleet, figures: Sequence[DuckFigures]) -> None:
+def _keep(fleet: Fleet, figures: Sequence[DuckFigures], region_mib: int) -> None:
     """Records the figures of the ducks that could be measured."""
     now = time.time()
     calibration.record(
         fleet,
         {
             duck.name: Calibration(
-                duck.read_bytes_per_s, next(iter(duck.body.values()), ""), duck.boot_id, now
+                read_bytes_per_s=duck.read_bytes_per_s,
+                body=next(iter(duck.body.values()), ""),
+                boot_id=duck.boot_id,
+                at=now,
+                region_mib=region_mib,
             )
             for duck in figures
             if not duck.problem

@@ -30,8 +30,9 @@ def ducks(
 ) -> None:
     """Read bandwidth with 1 to all cores and the kernel's speed, on every idle duck.
 
-    The figures are kept: `duckctl health` warns when a duck grows slow. Ducks that hold weights or
-    serve are left alone and named. Exit code 3: some ducks were not measured, 1: none was.
+    The figures are kept: `duckctl health` warns when a duck grows slow, compared with its first run
+    of the same --mib. Ducks that hold weights or serve are left alone and named. Exit code 3: some
+    ducks were not measured, 1: none was.
 
     \b
     Examples:

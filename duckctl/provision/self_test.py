@@ -1,6 +1,7 @@
 """The last check of a run: do the ducks' memories give what they should? (duckctl.selftest)
 
-A duck that was measured since it booted keeps its figure; one that has weights is left alone.
+A duck that was measured since it booted, with as large a region, keeps its figure; one that has
+weights is left alone.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ def to_measure(
     records: Mapping[str, DuckRecord],
     figures: Mapping[str, DuckCalibration],
 ) -> list[Duck]:
-    """The ducks that have booted since they were measured, or never were."""
-    return [
-        duck
-        for duck in ducks
-        if duck.name not in figures
-        or figures[duck.name].latest.boot_id != records[duck.name].boot_id
-    ]
+    """The ducks that have booted since they were measured with their region size, or never were."""
+
+    def is_known(duck: Duck) -> bool:
+        if duck.name not in figures:
+            return False
+        latest = figures[duck.name].latest
+        wanted = (records[duck.name].boot_id, region_mib_of(duck))
+        return (latest.boot_id, latest.region_mib) == wanted
+
+    return [duck for duck in ducks if not is_known(duck)]
 
 
 def slow_ducks(rates: Mapping[str, float]) -> dict[str, str]:
@@ -52,16 +56,19 @@ def self_test(
     fleet: Fleet, ducks: Sequence[Duck], records: Mapping[str, DuckRecord]
 ) -> dict[str, str]:
     """Measures and judges; gives a note per duck: its rate, or why there is none."""
-    from duckctl.selftest import REGION_MIB, measure
+    from duckctl.selftest import measure
 
     notes: dict[str, str] = {}
     wanted = to_measure(ducks, records, load(fleet))
-    for first in range(0, len(wanted), DUCKS_AT_ONCE):
-        group = wanted[first : first + DUCKS_AT_ONCE]
+    groups = [
+        alike[first : first + DUCKS_AT_ONCE]
+        for alike in ([d for d in wanted if is_lab(d)], [d for d in wanted if not is_lab(d)])
+        for first in range(0, len(alike), DUCKS_AT_ONCE)
+    ]
+    for group in groups:
         talk(f"== memory bandwidth of {len(group)} ducks")
         try:
-            region_mib = LAB_REGION_MIB if any(map(is_lab, group)) else REGION_MIB
-            figures = measure(fleet, group, region_mib=region_mib)
+            figures = measure(fleet, group, region_mib=region_mib_of(group[0]))
         except DuckError as error:
             notes |= {duck.name: f"not measured: {error.message}" for duck in group}
             continue
@@ -72,6 +79,13 @@ def self_test(
     notes |= {name: f"{rate / 1e9:.1f} GB/s" for name, rate in rates.items()}
     real = {duck.name: rates[duck.name] for duck in measured if not is_lab(duck)}
     return notes | slow_ducks(real)
+
+
+def region_mib_of(duck: Duck) -> int:
+    """MiB of weights to load and read, for figures that can be compared."""
+    from duckctl.selftest import REGION_MIB
+
+    return LAB_REGION_MIB if is_lab(duck) else REGION_MIB
 
 
 def is_lab(duck: Duck) -> bool:

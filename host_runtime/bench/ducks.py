@@ -56,8 +56,13 @@ class Region:
     experts: int
 
     @property
+    def experts_per_call(self) -> int:
+        """An expert that a call names twice is read once, so none is."""
+        return min(EXPERTS_PER_CALL, self.experts)
+
+    @property
     def params_per_call(self) -> int:
-        return EXPERTS_PER_CALL * 3 * self.hidden * self.rows
+        return self.experts_per_call * 3 * self.hidden * self.rows
 
 
 @dataclass
@@ -269,12 +274,12 @@ def _read_rates(
 
 
 def _call_times(transport: Transport, region: Region, group: Sequence[int]) -> list[float]:
-    """Seconds of a single-token call of EXPERTS_PER_CALL experts, in turn through all of them."""
+    """Seconds of a single-token call of the region's experts_per_call, in turn through all."""
     source = random.Random(region.hidden)
     rounds = []
     for turn in range(CALLS):
-        first = turn * EXPERTS_PER_CALL
-        ids = [(first + place) % region.experts for place in range(EXPERTS_PER_CALL)]
+        first = turn * region.experts_per_call
+        ids = [(first + place) % region.experts for place in range(region.experts_per_call)]
         rounds.append(_timed(transport, call_message(region.hidden, ids, source), group))
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 

@@ -123,8 +123,8 @@ def test_few_packets_tell_nothing_of_loss() -> None:
     assert loss_share({**few, "packets_received": LOSS_PACKETS_MIN}) == 0.05
 
 
-def calibration(rate: float, at: float = 1.0) -> Calibration:
-    return Calibration((rate / 2, rate), "int", "00ff", at)
+def calibration(rate: float, at: float = 1.0, region_mib: int = 64) -> Calibration:
+    return Calibration((rate / 2, rate), "int", "00ff", at, region_mib)
 
 
 def test_a_duck_that_grows_slow_is_named(fleet: Fleet) -> None:
@@ -139,6 +139,29 @@ def test_a_duck_that_grows_slow_is_named(fleet: Fleet) -> None:
     (duck,) = fleet_health(answers, fleet, figures).ducks
     assert duck.problem == "reads memory at 17.0 GB/s, 20.0 when it was new to the fleet"
     record(fleet, {"duck01": calibration(17e9, 3.0)}, fresh=True)
+    assert load(fleet)["duck01"].drift == 0.0
+
+
+def test_only_equal_regions_are_compared(fleet: Fleet) -> None:
+    """8 MiB come from a cache; each size keeps its own measure when they alternate."""
+    record(fleet, {"duck01": calibration(80e9, region_mib=8)})
+    record(fleet, {"duck01": calibration(20e9, 2.0)})
+    assert load(fleet)["duck01"].drift == 0.0
+    record(fleet, {"duck01": calibration(72e9, 3.0, region_mib=8)})
+    assert load(fleet)["duck01"].drift == pytest.approx(0.1)
+    record(fleet, {"duck01": calibration(17e9, 4.0)})
+    figures = load(fleet)["duck01"]
+    assert figures.baseline == calibration(20e9, 2.0)
+    assert figures.drift == pytest.approx(0.15)
+
+
+def test_figures_of_an_unknown_region_size_are_read_and_not_compared(fleet: Fleet) -> None:
+    """A file that an earlier duckctl wrote."""
+    figures = {"read_bytes_per_s": [80e9], "body": "int", "boot_id": "00ff", "at": 1.0}
+    document = {"duck01": {"baseline": figures, "latest": figures}}
+    calibration_file(fleet).write_text(json.dumps({"schema_version": 1, "ducks": document}))
+    assert load(fleet)["duck01"].latest.region_mib == 0
+    record(fleet, {"duck01": calibration(20e9)})
     assert load(fleet)["duck01"].drift == 0.0
 
 

@@ -38,6 +38,12 @@ def connected(fleet: FleetConfig) -> Transport:
     return connect(fleet, native_path("libduckhost.so"), settings)
 
 
+def test_a_call_is_credited_with_the_experts_that_it_reads() -> None:
+    """A small region has fewer than a call takes; one that is named twice is read once."""
+    assert Region("fp8", Path("x"), HIDDEN, ROWS, 40).params_per_call == 8 * 3 * HIDDEN * ROWS
+    assert Region("fp8", Path("x"), HIDDEN, ROWS, 5).params_per_call == 5 * 3 * HIDDEN * ROWS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", [1, 2])
 def test_a_duck_that_dies_leaves_the_others_measured_and_idle(

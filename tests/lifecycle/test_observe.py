@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from lifecycle_kit import EXPECTED, OTHER_BUILD, answer, shelf, silence
 
+from duckctl.calibration import Calibration, DuckCalibration
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import DuckRecord, Kind, State, Step, transition
 from duckctl.lifecycle.observe import events_of
 from duckctl.lifecycle.report import step_seconds
 from duckctl.lifecycle.store import StoredEvent
-from duckctl.provision.self_test import slow_ducks
+from duckctl.provision.self_test import slow_ducks, to_measure
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,16 @@ def test_slow_memory_stands_out() -> None:
     found = slow_ducks(rates | {"d9": 10e9})
     assert found == {"d9": "reads 10.0 GB/s, the usual duck 21.0"}
     assert slow_ducks({"d1": 1e9, "d2": 20e9}) == {}, "two ducks have no usual one"
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "region_mib", "again"), [("01", 64, False), ("02", 64, True), ("01", 8, True)]
+)
+def test_a_duck_is_measured_once_per_boot(
+    duck: Duck, boot_id: str, region_mib: int, again: bool
+) -> None:
+    """Figures of another region size do not count: ducks could not be compared."""
+    known = Calibration((20e9,), "int", boot_id, 1.0, region_mib)
+    record = DuckRecord(duck.name, boot_id="01")
+    found = to_measure([duck], {duck.name: record}, {duck.name: DuckCalibration(known, known)})
+    assert found == ([duck] if again else [])
