@@ -15,13 +15,16 @@ from duckctl.errors import UsageError
 app = typer.Typer()
 
 SWEEP_POINTS = 14  # of a range, beside the counts with equal slices
+DUCKS = "32"
 PROMPT_TOKENS = 1481  # of the reference's longer published case
 
 
 @app.command()
 def plan(
     model: str = typer.Option("deepseek-v3.2", "--model", help="Model of the catalogue."),
-    ducks: str = typer.Option("32", "--ducks", help="Number of ducks, or a sweep such as 8..64."),
+    ducks: str | None = typer.Option(
+        None, "--ducks", help="Number of ducks, or a sweep such as 8..64.  [default: 32]"
+    ),
     duck: str = typer.Option("n100", "--duck", help="Kind of duck, e.g. n100, n150, n305."),
     nic: str = typer.Option("2.5g", "--nic", help="Link of each duck: 1g, 2.5g, 10g, 25g."),
     domains: int = typer.Option(4, "--domains", help="Domains that the ducks are spread over."),
@@ -69,11 +72,17 @@ def plan(
     from duckctl.plan.catalogue import load_catalogue
 
     catalogue = load_catalogue(hardware)
-    _check_outputs(validate is not None, ".." in ducks, plot, trace, archive)
+    is_sweep = ducks is not None and ".." in ducks
+    _check_outputs(validate is not None, is_sweep, plot, trace, archive)
+    if from_fleet is not None and ducks is not None and not is_sweep:
+        raise UsageError(
+            f"--from-fleet tells the number of ducks, and --ducks {ducks} another",
+            "leave out --ducks, or give a range: --ducks 8..64",
+        )
     if validate is not None:
         _validate(catalogue, validate, archive, as_json)
         return
-    counts = _counts(ducks, catalogue.model(model))
+    counts = _counts(ducks or DUCKS, catalogue.model(model))
     setup = _setup(
         catalogue,
         names=(model, duck, nic, host_nic, gpu, weight_format),

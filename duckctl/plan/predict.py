@@ -231,7 +231,7 @@ def _candidates(setup: Setup, catalogue: Catalogue) -> list[tuple[str, Setup]]:
         found.append((text, replace(setup, weight_format=smaller)))
     more = [n for n in valid_duck_counts(model) if n > setup.duck_count]
     if more:
-        found.append((f"--ducks {more[0]}", replace(setup, duck_count=more[0], duck_rates=())))
+        found.append((f"{more[0]} ducks", setup.with_ducks(more[0])))
     if setup.duck.memory_gb_s < 38.4 and not setup.duck_rates:
         faster = replace(setup.duck, memory_gb_s=38.4)
         found.append(("ducks with one channel DDR5-4800", replace(setup, duck=faster)))
@@ -294,11 +294,11 @@ class SweepPoint:
 
 
 def sweep(setup: Setup, counts: Sequence[int]) -> list[SweepPoint]:
-    """The same fleet with other numbers of ducks."""
+    """The same fleet with other numbers of ducks; where they were measured, like the slowest."""
     points = []
     for count in counts:
         domains = min(setup.domain_count, count)
-        changed = replace(setup, duck_count=count, domain_count=domains, duck_rates=())
+        changed = replace(setup.with_ducks(count), domain_count=domains)
         check_topology(changed)
         fit = memory_fit(changed)
         if fit.problems:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duckctl.errors import UsageError
 from duckctl.plan.catalogue import FORMAT_BITS, DuckType, GpuType, ModelShape
@@ -47,6 +47,13 @@ class Setup:
     @property
     def mtp(self) -> bool:
         return self.acceptance > 0
+
+    def with_ducks(self, count: int) -> Setup:
+        """Another number of the same ducks; of measured ones, all read like the slowest."""
+        if count == self.duck_count:
+            return self
+        rates = (min(self.duck_rates),) * count if self.duck_rates else ()
+        return replace(self, duck_count=count, duck_rates=rates)
 
     def panels(self) -> tuple[int, ...]:
         """32-row panels of every expert that each duck holds; the first ducks get the rest."""

@@ -155,6 +155,18 @@ def test_from_fleet_says_what_ducks_did_not_tell(
     assert "did not tell their link speed" in error
 
 
+def test_from_fleet_has_a_number_of_ducks_already(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more is a contradiction; a range asks what others would give."""
+    base = ["plan", "--model", "ducklet", "--from-fleet", health(tmp_path), "--ducks"]
+    assert run([*base, "8"]) == 2
+    error = capsys.readouterr().err
+    assert "--from-fleet tells the number of ducks, and --ducks 8 another" in error
+    assert "hint:" in error
+    assert run([*base, "4..6"]) == 0
+
+
 def test_from_fleet_refuses_silent_ducks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

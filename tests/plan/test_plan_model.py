@@ -8,7 +8,7 @@ import pytest
 from plan_kit import CATALOGUE, make_setup
 
 from duckctl.plan.catalogue import FORMAT_BITS
-from duckctl.plan.predict import binding_limit, load_s, predict, tokens_per_s
+from duckctl.plan.predict import binding_limit, levers, load_s, predict, sweep, tokens_per_s
 from duckctl.plan.profile import OURS, REFERENCE, gemm_efficiency
 from duckctl.plan.setup import (
     GIB,
@@ -181,3 +181,15 @@ def test_prediction_of_the_published_hardware() -> None:
     assert document["limit"].startswith("duck kernels")
     assert document["prefill_limit"] == "arithmetic of the ducks"
     assert document["costs"]["price"] is None
+
+
+def test_other_numbers_of_measured_ducks_read_like_the_slowest() -> None:
+    """Fleets of 2, 4 and 8 slow ducks: more are faster, and the lever is what the sweep says."""
+    setup = replace(
+        make_setup("ducklet", ducks=4, profile=STILL), duck_rates=(0.2e9, 0.3e9, 0.3e9, 0.3e9)
+    )
+    speeds = [point.decode_tokens_per_s or 0 for point in sweep(setup, [2, 4, 8])]
+    assert speeds[1] == tokens_per_s(setup, decode(setup))
+    assert speeds[0] < speeds[1] < speeds[2] < 2 * speeds[1]
+    found = {lever.change: lever.decode_tokens_per_s for lever in levers(setup, CATALOGUE)}
+    assert found["8 ducks"] == speeds[2]
