@@ -7,12 +7,13 @@ heavy imports cost nothing to the others.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +77,34 @@ def is_installed(entry: CommandEntry) -> bool:
     return importlib.util.find_spec(f"duckctl.commands.{entry.module}") is not None
 
 
+def _expand_home(app: typer.Typer) -> None:
+    """Every path option takes `~`, in `--option=~/folder` too: shells leave that one alone."""
+    for command in app.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "__wrapped__"):
+            command.callback = _with_home_expanded(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _expand_home(group.typer_instance)
+
+
+def _with_home_expanded(callback: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(callback)
+    def call(**values: Any) -> Any:
+        from pathlib import Path
+
+        for name, value in values.items():
+            if isinstance(value, Path):
+                # As os.path has it, a `~name` that nobody has stays: then it is not there.
+                values[name] = Path(os.path.expanduser(value))  # noqa: PTH111
+        return callback(**values)
+
+    return call
+
+
 def _load(entry: CommandEntry) -> Any:
     """The click command of a command module: its only command, or a group of several."""
     app: typer.Typer = importlib.import_module(f"duckctl.commands.{entry.module}").app
+    _expand_home(app)
     holder = typer.Typer(add_completion=False, rich_markup_mode=None)
     holder.callback()(lambda: None)
     if app.registered_callback or app.registered_groups or len(app.registered_commands) > 1:

@@ -167,11 +167,11 @@ def report_verification(
 def _root(cache_dir: Path | None) -> Path:
     from duckctl.shards.convert import default_cache_dir
 
-    if cache_dir is not None and not cache_dir.expanduser().is_dir():
+    if cache_dir is not None and not cache_dir.is_dir():
         raise UsageError(
             f"there is no folder {cache_dir}", "name the one that shard-weights wrote to"
         )
-    return (cache_dir or default_cache_dir()).expanduser().absolute()
+    return (cache_dir or default_cache_dir()).absolute()
 
 
 def _entries(root: Path) -> list[CacheEntry]:

@@ -91,7 +91,7 @@ def _show(
             sys.stdout.write(page)
             sys.stdout.flush()
         else:
-            write_page(Path(prometheus), page)
+            write_page(Path(prometheus).expanduser(), page)
     if as_json:
         print_json(_document(report, calibrations))
     elif prometheus != "-":

@@ -32,9 +32,9 @@ def init(
       duckctl init --fleet-dir ~/rack
       duckctl init --fleet-dir ~/rack --check
     """
-    path = fleet_dir.expanduser() / "fleet.key"
+    path = fleet_dir / "fleet.key"
     if not check:
-        if not fleet_dir.expanduser().is_dir():
+        if not fleet_dir.is_dir():
             raise UsageError(f"there is no folder {fleet_dir}", f"make it: mkdir -p {fleet_dir}")
         make_key(path)
         talk(f"wrote {path}; name it in the inventory: fleet_key_file: fleet.key")

@@ -27,7 +27,7 @@ NAMES = typer.Argument(help="Ducks, e.g. d02.")
 
 
 def _folder(state_dir: Path | None) -> LabFolder:
-    return LabFolder((state_dir or default_folder()).expanduser().absolute())
+    return LabFolder((state_dir or default_folder()).absolute())
 
 
 def _duck_state(duck: LabDuck) -> str:

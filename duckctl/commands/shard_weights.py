@@ -79,7 +79,7 @@ def shard_weights(
     if fmt == "auto":
         fmt = _fastest_exact(checkpoint, inventory)
     plan = make_plan(checkpoint.shape, fmt, named, weights)
-    root = (cache_dir or default_cache_dir()).expanduser().absolute()
+    root = (cache_dir or default_cache_dir()).absolute()
     if dry_run:
         _dry_run(checkpoint, plan, root, named, threads, as_json)
         return

@@ -320,3 +320,31 @@ def test_strict_turns_warnings_into_failure(tmp_path: Path) -> None:
         "duck01: without duck_mac it cannot be booted from the network"
     ]
     assert duckctl("inventory", "check", str(path), "--strict").returncode == ExitCode.FAILURE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--from-fleet=~/nothing"],
+        ["serve", "ducklet", "--api-key-file=~/nothing"],
+        ["cache", "ls", "--cache-dir=~/nothing"],
+        ["inventory", "check", "~/nothing"],
+        ["bench", "ducks", "--inventory=~/nothing"],
+        ["boot", "status", "--inventory=~/nothing"],
+    ],
+)
+def test_every_path_takes_the_home_folder(
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shells expand `~` only at the start of a word, so `--option=~/x` arrives as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.run(arguments) == ExitCode.USAGE
+    assert f"{tmp_path}/nothing" in capsys.readouterr().err
+
+
+def test_a_home_folder_that_nobody_has_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["cache", "ls", "--cache-dir=~nobody-here/x"]) == ExitCode.USAGE
+    assert "there is no folder ~nobody-here/x" in capsys.readouterr().err

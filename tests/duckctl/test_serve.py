@@ -127,13 +127,17 @@ def test_a_duck_of_another_build_is_named(
 
 
 def test_a_missing_cache_names_the_command_that_makes_it(
-    folder: LabFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: LabFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     cache = tmp_path / "cache"
     code = cli.run(
         [
             *("serve", "ducklet", "--inventory", str(folder.inventory), "--port", "0"),
-            *("--cache-dir", str(cache), "--format", "fp8"),
+            *("--cache-dir=~/cache", "--format", "fp8"),
         ]
     )
     assert code == ExitCode.USAGE
