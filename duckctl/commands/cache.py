@@ -104,15 +104,15 @@ def prune_command(
 ) -> None:
     """Remove incomplete, outdated and damaged caches, or the named ones.
 
-    A cache that a conversion is writing to is never removed.
+    A cache that a conversion is writing to is told and kept; exit code 1 if it was named.
 
     \b
     Examples:
       duckctl cache prune --dry-run
       duckctl cache prune --max-size 500G
     """
-    from duckctl.console import human_bytes, print_json, talk
-    from duckctl.shards.catalogue import prune_candidates, remove_cache
+    from duckctl.console import print_json, talk
+    from duckctl.shards.catalogue import prune_candidates
     from duckctl.shards.parse import parse_bytes
 
     entries = _entries(_root(cache_dir))
@@ -124,15 +124,35 @@ def prune_command(
         states = ["incomplete", "outdated", "damaged", *(["complete"] if everything else [])]
         limit = parse_bytes(max_size, "--max-size") if max_size else None
         chosen = prune_candidates(entries, states, limit)
-    for entry in chosen:
-        if not dry_run:
-            remove_cache(entry)
-        verb = "would remove" if dry_run else "removed"
-        talk(f"{verb} {entry.directory} ({entry.state}, {human_bytes(entry.size_bytes)})")
+    removed = [entry for entry in chosen if _remove(entry, dry_run)]
     if as_json:
-        print_json({"removed": [_document(entry) for entry in chosen], "dry_run": dry_run})
+        busy = [entry.directory.name for entry in chosen if entry not in removed]
+        document = {"removed": [_document(entry) for entry in removed], "busy": busy}
+        print_json({**document, "dry_run": dry_run})
     elif not chosen:
         talk("nothing to remove")
+    if names and len(removed) < len(chosen):
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+def _remove(entry: CacheEntry, dry_run: bool) -> bool:
+    """False for a cache that a conversion writes to, which is told."""
+    from duckctl.console import human_bytes, talk, warn
+    from duckctl.shards.catalogue import remove_cache
+    from duckctl.shards.errors import CacheBusyError
+    from duckctl.shards.store import require_unlocked
+
+    try:
+        if dry_run:
+            require_unlocked(entry.directory)
+        else:
+            remove_cache(entry)
+    except CacheBusyError as error:
+        warn(f"{error.message}; it is kept")
+        return False
+    verb = "would remove" if dry_run else "removed"
+    talk(f"{verb} {entry.directory} ({entry.state}, {human_bytes(entry.size_bytes)})")
+    return True
 
 
 def report_verification(

@@ -130,15 +130,36 @@ def _open_locked(path: Path) -> int:
             f"the cache {path.parent} has been removed", "run the command again"
         ) from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor, fcntl.LOCK_EX, path)
+    except CacheBusyError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(descriptor: int, how: int, path: Path) -> None:
+    """Raises CacheBusyError with the holder's process number."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        os.close(descriptor)
         raise CacheBusyError(
             f"process {owner or '(unknown)'} is writing to the cache {path.parent}",
             "wait until it is done, or stop it; finished pieces are kept",
         ) from None
-    return descriptor
+
+
+def require_unlocked(directory: Path) -> None:
+    """Raises CacheBusyError while somebody holds the cache's lock; changes nothing on disk."""
+    path = directory / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(descriptor, fcntl.LOCK_SH, path)
+    finally:
+        os.close(descriptor)
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:

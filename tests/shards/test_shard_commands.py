@@ -18,7 +18,7 @@ from shard_helpers import MakeCheckpoint, child_environment, digests_below
 from synthetic_checkpoint import CheckpointSpec
 
 from duckctl import cli
-from duckctl.shards.store import file_sha256
+from duckctl.shards.store import file_sha256, locked
 
 INVENTORY = """
 all:
@@ -139,6 +139,28 @@ def test_prune_removes_what_cannot_be_used_and_the_oldest(duckctl: Duckctl) -> N
     assert second.exists()
     unknown = duckctl.cache("prune", "nothing-like-it")
     assert (unknown.returncode, second.exists()) == (2, True)
+
+
+def test_prune_keeps_what_a_conversion_writes_to_and_goes_on(
+    duckctl: Duckctl, make_checkpoint: MakeCheckpoint
+) -> None:
+    """The busy one is told, also by a dry run; the others go, and the document says which."""
+    model = str(make_checkpoint(CheckpointSpec(experts=2, layers=3, moe=64)))
+    for fmt in ("fp8", "fp9", "q4"):
+        duckctl.shard(model, "--ducks", "1", "--format", fmt)
+    caches = {path.name: path for path in duckctl.cache_dir.iterdir()}
+    first, busy, last = sorted(caches)
+    with locked(caches[busy]):
+        for dry_run in (["--dry-run"], []):
+            run = duckctl.cache("prune", "--all", "--json", *dry_run)
+            assert [entry["name"] for entry in run.json["removed"]] == [first, last]
+            assert run.json["busy"] == [busy]
+            assert f"is writing to the cache {caches[busy]}; it is kept" in run.stderr
+            assert caches[first].exists() == bool(dry_run)
+        named = duckctl.cache("prune", busy, "--json")
+        assert (named.returncode, json.loads(named.stdout)["removed"]) == (1, [])
+    assert [path.name for path in duckctl.cache_dir.iterdir()] == [busy]
+    assert duckctl.cache("prune", busy, "--json").json["busy"] == []
 
 
 def test_a_cache_that_is_named_twice_is_removed_once(duckctl: Duckctl) -> None:
