@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from duckctl.shards.manifest import (
 )
 from duckctl.shards.progress import Reporter
 from duckctl.shards.resume import piece_problem
-from duckctl.shards.store import locked
+from duckctl.shards.store import hashing_pool, locked
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,13 @@ class PieceFault:
 
 def verify_cache(summary: CacheSummary, threads: int, reporter: Reporter) -> list[PieceFault]:
     """Re-reads every piece; returns those whose size or digest is wrong."""
-
-    def problem_of(piece: CachedPiece) -> str | None:
-        return piece_problem(piece.path, piece.size_bytes, piece.sha256)
-
     faults = []
     reporter.start(f"verifying {summary.directory.name}", summary.size_bytes)
-    with ThreadPoolExecutor(threads) as pool:
+    with hashing_pool(threads) as (pool, stop):
+
+        def problem_of(piece: CachedPiece) -> str | None:
+            return piece_problem(piece.path, piece.size_bytes, piece.sha256, stop)
+
         checks = pool.map(problem_of, summary.pieces)
         for piece, problem in zip(summary.pieces, checks, strict=True):
             reporter.advance(piece.size_bytes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 from duckctl.shards.checkpoint import Checkpoint
 from duckctl.shards.journal import Journal, JournalEntry
@@ -19,7 +19,7 @@ from duckctl.shards.manifest import (
 from duckctl.shards.plan import ShardPlan
 from duckctl.shards.progress import Reporter
 from duckctl.shards.reader import FileTable, digest_expert
-from duckctl.shards.store import file_sha256, json_bytes
+from duckctl.shards.store import file_sha256, hashing_pool, json_bytes
 
 PieceKey = tuple[int, int]  # (layer, slice)
 
@@ -63,7 +63,7 @@ def forget_changed_sources(
     changed: list[PieceKey] = []
     with (
         FileTable(file.path for file in checkpoint.files) as files,
-        ThreadPoolExecutor(threads) as pool,
+        hashing_pool(threads) as (pool, _),
     ):
         for layer in layers:
             digests: dict[str, str] = {}
@@ -91,14 +91,14 @@ def forget_damaged(
     entries = list(journal.entries.items())
     if not entries:
         return ()
-
-    def problem_of(item: tuple[PieceKey, JournalEntry]) -> str | None:
-        key, entry = item
-        return piece_problem(directory / pieces[key].file, entry.size_bytes, entry.sha256)
-
     reporter.start("checking finished pieces", sum(entry.size_bytes for _, entry in entries))
     damaged = _without_tensor_digests(journal, directory)
-    with ThreadPoolExecutor(threads) as pool:
+    with hashing_pool(threads) as (pool, stop):
+
+        def problem_of(item: tuple[PieceKey, JournalEntry]) -> str | None:
+            key, entry = item
+            return piece_problem(directory / pieces[key].file, entry.size_bytes, entry.sha256, stop)
+
         for (key, entry), problem in zip(entries, pool.map(problem_of, entries), strict=True):
             reporter.advance(entry.size_bytes)
             if problem and key not in damaged:
@@ -133,13 +133,13 @@ def _without_tensor_digests(journal: Journal, directory: Path) -> list[PieceKey]
     return found
 
 
-def piece_problem(path: Path, size_bytes: int, sha256: str) -> str | None:
-    """What is wrong with a piece file, or None."""
+def piece_problem(path: Path, size_bytes: int, sha256: str, stop: Event) -> str | None:
+    """What is wrong with a piece file, or None. ``stop``: as of file_sha256."""
     try:
         found = path.stat().st_size
         if found != size_bytes:
             return f"has {found} bytes, expected {size_bytes}"
-        if file_sha256(path) != sha256:
+        if file_sha256(path, stop) != sha256:
             return "does not have the digest that it was written with"
     except FileNotFoundError:
         return "is missing"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from duckctl.shards.checkpoint import Checkpoint
 from duckctl.shards.errors import CheckpointError
 from duckctl.shards.progress import Reporter
 from duckctl.shards.safetensors import DOWNLOAD_AGAIN
-from duckctl.shards.store import file_sha256
+from duckctl.shards.store import file_sha256, hashing_pool
 
 
 def read_source_list(path: Path) -> dict[str, str]:
@@ -44,8 +43,8 @@ def check_source_list(checkpoint: Checkpoint, path: Path, threads: int, reporter
             f"{path} does not list {unlisted[0]}", "the list must cover every weight file"
         )
     reporter.start("checking the model's files", sum(file.size_bytes for file in files))
-    with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda file: file_sha256(file.path), files)
+    with hashing_pool(threads) as (pool, stop):
+        found = pool.map(lambda file: file_sha256(file.path, stop), files)
         for file, digest in zip(files, found, strict=True):
             if digest != expected[file.path.name]:
                 raise CheckpointError(

@@ -13,7 +13,9 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 from duckctl.shards.errors import CacheBusyError, CacheError
@@ -77,14 +79,32 @@ def free_bytes(directory: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def file_sha256(path: Path) -> str:
-    """Digest of a whole file in hex, read in pieces of 4 MiB."""
+@contextlib.contextmanager
+def hashing_pool(threads: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
+    """A pool and the ``stop`` of its work: an error or Ctrl-C in the block ends it early."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield pool, stop
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def file_sha256(path: Path, stop: threading.Event | None = None) -> str:
+    """Digest of a whole file in hex, read in pieces of 4 MiB.
+
+    Raises CancelledError between two pieces when ``stop`` is set.
+    """
     digest = hashlib.sha256()
     buffer = aligned_bytes(HASH_BUFFER_BYTES).data
     descriptor = open_data(path, os.O_RDONLY, path.stat().st_size >= DIRECT_PIECE_BYTES_MIN)
     try:
         offset = 0
         while count := os.preadv(descriptor, [buffer], offset):
+            if stop is not None and stop.is_set():
+                raise CancelledError
             digest.update(buffer[:count])
             offset += count
     finally:

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,7 +20,11 @@ from shard_helpers import MakeCheckpoint, child_environment, digests_below
 from synthetic_checkpoint import CheckpointSpec
 
 from duckctl import cli
-from duckctl.shards.store import file_sha256, locked
+from duckctl.shards.checkpoint import open_checkpoint
+from duckctl.shards.errors import CheckpointError
+from duckctl.shards.progress import SilentReporter
+from duckctl.shards.source_list import check_source_list
+from duckctl.shards.store import file_sha256, hashing_pool, locked
 
 INVENTORY = """
 all:
@@ -275,6 +281,48 @@ def test_a_publishers_digest_list_is_checked_first(
     path.write_text(whole)
     run = duckctl.shard(str(model), "--ducks", "2", "--source-sha256", str(path))
     assert run.returncode == 0
+
+
+def test_hashing_ends_early_when_its_result_is_of_no_use(tmp_path: Path) -> None:
+    """A file that grows for ever: only the stop can end the running digest; queued ones never
+    begin."""
+    endless = Path("/dev/zero")
+    with pytest.raises(KeyboardInterrupt), hashing_pool(1) as (pool, stop):
+        digests = [pool.submit(file_sha256, path, stop) for path in (endless, tmp_path / "no")]
+        while not digests[0].running():
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+    assert isinstance(digests[0].exception(), CancelledError)
+    assert digests[1].cancelled()
+
+
+def test_a_wrong_digest_is_told_before_the_rest_is_read(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file is wrong: of the others only those under way are read, and they end."""
+    checkpoint = open_checkpoint(make_checkpoint(CheckpointSpec(file_bytes_max=1 << 18)))
+    names = [file.path.name for file in checkpoint.files]
+    assert len(names) > 8
+    path = tmp_path / "list.txt"
+    path.write_text("".join(f"{'0' * 64}  {name}\n" for name in names))
+    begun: list[str] = []
+    second, ended = Event(), Event()
+
+    def digest(path: Path, stop: Event) -> str:
+        begun.append(path.name)
+        if path.name == names[0]:
+            second.wait(30)
+        else:
+            second.set()
+            if stop.wait(30):
+                ended.set()
+        return "1" * 64
+
+    monkeypatch.setattr("duckctl.shards.source_list.file_sha256", digest)
+    with pytest.raises(CheckpointError, match=f"{names[0]} has sha256 1111"):
+        check_source_list(checkpoint, path, 2, SilentReporter())
+    assert ended.is_set()
+    assert len(begun) <= 3
 
 
 def wait_for_journal(cache_dir: Path, lines: int, process: subprocess.Popen[bytes]) -> None:
