@@ -11,7 +11,7 @@ from duckctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from duckctl.shards.checkpoint import Checkpoint
-    from duckctl.shards.convert import ConvertResult
+    from duckctl.shards.convert import ConvertResult, Remainder
     from duckctl.shards.estimate import Estimate, SpaceCheck
     from duckctl.shards.plan import ShardPlan
 
@@ -51,7 +51,8 @@ def shard_weights(
 ) -> None:
     """Convert a model's routed experts into one packed weight cache per duck.
 
-    An interrupted conversion continues where it was; a finished one is checked and kept.
+    An interrupted conversion continues where it was; a finished one is checked and kept. --dry-run
+    counts what is left to do.
 
     \b
     Examples:
@@ -152,14 +153,15 @@ def _dry_run(
     as_json: bool,
 ) -> None:
     from duckctl.console import print_json
-    from duckctl.shards.convert import MANIFEST_BYTES_MAX
+    from duckctl.shards.convert import remainder
     from duckctl.shards.estimate import check_space, estimate
     from duckctl.shards.manifest import pieces_of
 
-    guess = estimate(checkpoint, plan, root, threads)
-    space = check_space(plan, root, MANIFEST_BYTES_MAX)
+    rest = remainder(checkpoint, plan, root)
+    guess = estimate(checkpoint, plan, root, threads, rest)
+    space = check_space(rest, root)
     if not as_json:
-        _print_plan(checkpoint, plan, root, ducks, guess, space)
+        _print_plan(checkpoint, plan, root, ducks, rest, guess, space)
     else:
         document: dict[str, Any] = {
             "model": checkpoint.name,
@@ -171,6 +173,7 @@ def _dry_run(
             "files": [{"file": piece.file, "bytes": piece.size_bytes} for piece in pieces_of(plan)],
             "cache_bytes": plan.total_bytes,
             "source_bytes": checkpoint.expert_bytes,
+            "kept_bytes": rest.kept_bytes,
             "cache_dir": str(root),
             "need_bytes": space.need_bytes,
             "free_bytes": space.free_bytes,
@@ -189,6 +192,7 @@ def _print_plan(
     plan: ShardPlan,
     root: Path,
     ducks: NamedDucks,
+    rest: Remainder,
     guess: Estimate,
     space: SpaceCheck,
 ) -> None:
@@ -217,6 +221,8 @@ def _print_plan(
     )
     for reason in sorted(set(counts.ignored.values())):
         talk(f"          ignored: {reason}")
+    if rest.kept_bytes:
+        talk(f"kept      {human_bytes(rest.kept_bytes)} of finished pieces")
     talk(
         f"time      about {human_seconds(guess.seconds)} (measured: convert "
         f"{human_bytes(guess.convert_rate)}/s, write {human_bytes(guess.write_rate)}/s)"

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from duckctl.shards.progress import Reporter
 from duckctl.shards.resume import (
     forget_changed_sources,
     forget_damaged,
+    layer_pieces,
     missing_bytes,
     missing_pieces,
     tensor_digests_bytes,
@@ -147,7 +148,7 @@ def convert(
             forget_changed_sources(journal, checkpoint, budget.threads, reporter)
         damaged = forget_damaged(journal, plan, directory, budget.threads, reporter)
         kept = len(journal.entries)
-        work = missing_pieces(journal, plan)
+        work = missing_pieces(journal.entries, plan)
         if work:
             (directory / CACHE_NAME).unlink(missing_ok=True)
             fsync_directory(directory)
@@ -161,10 +162,52 @@ def convert(
         len(made),
         kept,
         damaged,
-        sum(source.size_bytes for layer in work for source in checkpoint.experts(layer)),
+        _source_bytes(checkpoint, work),
         sum(entry.size_bytes for entry in made),
         time.monotonic() - started,
     )
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What a conversion has still to do: bytes to read of the source, bytes of pieces to write.
+
+    ``kept_bytes`` are those of finished pieces.
+    """
+
+    read_bytes: int
+    write_bytes: int
+    kept_bytes: int
+
+    @property
+    def need_bytes(self) -> int:
+        """Free space that it asks for."""
+        return self.write_bytes + MANIFEST_BYTES_MAX if self.write_bytes else 0
+
+
+def remainder(checkpoint: Checkpoint, plan: ShardPlan, cache_dir: Path) -> Remainder:
+    """By the journal and the sizes of the finished pieces. Reads no piece and writes nothing."""
+    key = plan_key(checkpoint, fingerprint(checkpoint), plan)
+    directory = cache_directory(cache_dir, checkpoint, plan, key)
+    pieces = layer_pieces(plan)
+    kept = {
+        at: entry.size_bytes
+        for at, entry in Journal.peek(directory, key).items()
+        if _size_of(directory / pieces[at].file) == entry.size_bytes
+    }
+    work = missing_pieces(kept, plan)
+    return Remainder(_source_bytes(checkpoint, work), missing_bytes(kept, plan), sum(kept.values()))
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _source_bytes(checkpoint: Checkpoint, layers: Iterable[int]) -> int:
+    return sum(source.size_bytes for layer in layers for source in checkpoint.experts(layer))
 
 
 def _make_directory(directory: Path) -> None:
@@ -190,7 +233,7 @@ def _check_library(plan: ShardPlan) -> None:
 
 
 def _check_free_space(directory: Path, journal: Journal, plan: ShardPlan) -> None:
-    need = missing_bytes(journal, plan) + MANIFEST_BYTES_MAX
+    need = missing_bytes(journal.entries, plan) + MANIFEST_BYTES_MAX
     free = free_bytes(directory)
     if need > free:
         raise DiskFullError(
@@ -240,8 +283,7 @@ def _run_pipeline(
         journal.append([replace(entry, source=mark) for entry in entries])
 
     (directory / tensor_digests_name(0)).parent.mkdir(exist_ok=True)
-    total = sum(source.size_bytes for layer in work for source in checkpoint.experts(layer))
-    reporter.start("converting", total)
+    reporter.start("converting", _source_bytes(checkpoint, work))
     try:
         pipeline = Pipeline(checkpoint, plan, directory, work, budget)
         pipeline.run(layer_done, reporter.advance)

@@ -12,6 +12,7 @@ from threading import local
 import numpy as np
 
 from duckctl.shards.checkpoint import Checkpoint, ExpertSource
+from duckctl.shards.convert import Remainder
 from duckctl.shards.errors import CacheError
 from duckctl.shards.native import PackLibrary
 from duckctl.shards.plan import ShardPlan
@@ -39,7 +40,9 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def estimate(checkpoint: Checkpoint, plan: ShardPlan, cache_dir: Path, threads: int) -> Estimate:
+def estimate(
+    checkpoint: Checkpoint, plan: ShardPlan, cache_dir: Path, threads: int, rest: Remainder
+) -> Estimate:
     """Converts a few experts in memory and writes a scratch file, about two seconds each.
 
     Reading and writing share the disk when source and cache are on one file system; then their
@@ -50,8 +53,8 @@ def estimate(checkpoint: Checkpoint, plan: ShardPlan, cache_dir: Path, threads: 
     write_rate = _write_rate(
         folder, min(SAMPLE_WRITE_BYTES_MAX, plan.total_bytes // SAMPLE_WRITE_SHARE)
     )
-    convert_s = checkpoint.expert_bytes / convert_rate
-    write_s = plan.total_bytes / write_rate
+    convert_s = rest.read_bytes / convert_rate
+    write_s = rest.write_bytes / write_rate
     same_disk = folder.stat().st_dev == checkpoint.files[0].path.stat().st_dev
     seconds = convert_s + write_s if same_disk else max(convert_s, write_s)
     return Estimate(convert_rate, write_rate, seconds)
@@ -128,5 +131,5 @@ class SpaceCheck:
         return max(0, self.need_bytes - self.free_bytes)
 
 
-def check_space(plan: ShardPlan, cache_dir: Path, margin_bytes: int) -> SpaceCheck:
-    return SpaceCheck(plan.total_bytes + margin_bytes, free_bytes(cache_dir))
+def check_space(rest: Remainder, cache_dir: Path) -> SpaceCheck:
+    return SpaceCheck(rest.need_bytes, free_bytes(cache_dir))

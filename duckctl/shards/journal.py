@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,17 @@ class Journal:
     @staticmethod
     def open(directory: Path, plan_key: str, files: FileStates) -> Journal:
         """The journal of this key, or a new one."""
-        found = _read(directory / JOURNAL_NAME, plan_key)
-        if found is None:
-            found = Journal(directory / JOURNAL_NAME, plan_key, files, {})
+        path = directory / JOURNAL_NAME
+        found, is_whole = _read(path, plan_key) or (Journal(path, plan_key, files, {}), False)
+        if not is_whole:
             found.rewrite()
         return found
+
+    @staticmethod
+    def peek(directory: Path, plan_key: str) -> Mapping[tuple[int, int], JournalEntry]:
+        """Entries of the journal of this key, none without one; nothing is written."""
+        found = _read(directory / JOURNAL_NAME, plan_key)
+        return found[0].entries if found else {}
 
     def rewrite(self) -> None:
         """Writes header and entries anew."""
@@ -89,7 +95,8 @@ def _value(line: bytes) -> list[Any] | None:
     return value
 
 
-def _read(path: Path, plan_key: str) -> Journal | None:
+def _read(path: Path, plan_key: str) -> tuple[Journal, bool] | None:
+    """The journal, and whether every line of it is good."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -109,6 +116,4 @@ def _read(path: Path, plan_key: str) -> Journal | None:
             whole = False  # an earlier duckctl packed codes of 0 / 0 in it
             continue
         journal.entries[(entry.layer, entry.slice_index)] = entry
-    if not whole:
-        journal.rewrite()
-    return journal
+    return journal, whole

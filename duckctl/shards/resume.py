@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Event
 
@@ -33,21 +33,19 @@ def layer_pieces(plan: ShardPlan) -> dict[PieceKey, Piece]:
     }
 
 
-def missing_pieces(journal: Journal, plan: ShardPlan) -> dict[int, tuple[int, ...]]:
-    """Layer -> slices without a finished piece, in order."""
+def missing_pieces(entries: Collection[PieceKey], plan: ShardPlan) -> dict[int, tuple[int, ...]]:
+    """Layer -> slices without a finished piece (``entries``: those that have one), in order."""
     work: dict[int, tuple[int, ...]] = {}
     for layer in plan.shape.layers:
-        parts = tuple(
-            part.index for part in plan.slices if (layer, part.index) not in journal.entries
-        )
+        parts = tuple(part.index for part in plan.slices if (layer, part.index) not in entries)
         if parts:
             work[layer] = parts
     return work
 
 
-def missing_bytes(journal: Journal, plan: ShardPlan) -> int:
+def missing_bytes(entries: Collection[PieceKey], plan: ShardPlan) -> int:
     pieces = layer_pieces(plan)
-    return sum(piece.size_bytes for key, piece in pieces.items() if key not in journal.entries)
+    return sum(piece.size_bytes for key, piece in pieces.items() if key not in entries)
 
 
 def forget_changed_sources(

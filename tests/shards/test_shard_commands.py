@@ -21,7 +21,9 @@ from synthetic_checkpoint import CheckpointSpec
 
 from duckctl import cli
 from duckctl.shards.checkpoint import open_checkpoint
+from duckctl.shards.convert import MANIFEST_BYTES_MAX
 from duckctl.shards.errors import CheckpointError
+from duckctl.shards.manifest import JOURNAL_NAME
 from duckctl.shards.progress import SilentReporter
 from duckctl.shards.source_list import check_source_list
 from duckctl.shards.store import file_sha256, hashing_pool, locked
@@ -96,6 +98,32 @@ def test_dry_run_tells_the_real_file_sizes(duckctl: Duckctl, fmt: str) -> None:
     for index, duck in enumerate(plan["ducks"]):
         files = (directory / f"slice-{index:02d}").iterdir()
         assert duck["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_dry_run_counts_what_is_left_to_do(
+    duckctl: Duckctl, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Space for the missing piece only, as the real run needs; nothing of the cache is touched."""
+    model = str(make_checkpoint(CheckpointSpec(experts=2, layers=3, moe=64)))
+    common = (model, "--ducks", "2", "--format", "fp8", "--json")
+    fresh = duckctl.shard(*common, "--dry-run").json
+    directory = Path(duckctl.shard(*common).json["cache_file"]).parent
+    done = duckctl.shard(*common, "--dry-run").json
+    assert (done["need_bytes"], done["estimated_seconds"]) == (0, 0)
+    assert fresh["need_bytes"] == done["kept_bytes"] + MANIFEST_BYTES_MAX
+    piece = directory / "slice-01" / "layer-002.bin"
+    size = piece.stat().st_size
+    piece.unlink()
+    before = digests_below(duckctl.cache_dir), (directory / JOURNAL_NAME).read_bytes()
+    monkeypatch.setattr(
+        "duckctl.shards.estimate.free_bytes", lambda _folder: size + MANIFEST_BYTES_MAX
+    )
+    left = duckctl.shard(*common, "--dry-run").json
+    assert left["need_bytes"] == size + MANIFEST_BYTES_MAX
+    assert left["kept_bytes"] == done["kept_bytes"] - size
+    assert before == (digests_below(duckctl.cache_dir), (directory / JOURNAL_NAME).read_bytes())
+    assert "of finished pieces" in duckctl.shard(*common[:-1], "--dry-run").stderr
+    assert duckctl.shard(*common).json["written_bytes"] == size
 
 
 def test_dry_run_as_a_table_names_every_duck(duckctl: Duckctl) -> None:
