@@ -6,6 +6,7 @@ ctypes releases the interpreter lock during a call, so threads pack in parallel.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from duckctl.shards.layout import FORMAT_CODES, RegionLayout
 PACK_VERSION = 1
 TEXT_BYTES = 192
 MATRIX_NAMES = ("gate", "up", "down")
+DAMAGED = "the file is damaged: compare its sha256 with the publisher's, download it again"
 _OK, _BAD_ARGUMENT, _NOT_FINITE, _BAD_SCALE = range(4)
 _SOURCE_CODES = {"F8_E4M3": 1, "BF16": 2}
 
@@ -132,7 +134,10 @@ class PackLibrary:
     def pack_record(
         self, layout: RegionLayout, matrices: Sequence[Matrix], record: Bytes
     ) -> PackError:
-        """Packs gate, up, down of one expert into ``record`` (record_bytes long)."""
+        """Packs gate, up, down of one expert into ``record`` (record_bytes long).
+
+        Raises CheckpointError for values that no model has.
+        """
         if len(record) != layout.record_bytes:
             raise PackLibraryError(f"record of {len(record)} bytes, needs {layout.record_bytes}")
         source = _slice(layout, _SOURCE_CODES[matrices[0].dtype])
@@ -151,7 +156,15 @@ class PackLibrary:
         )
         if status != _OK:
             raise _refusal(status, report, matrices)
-        return PackError(tuple(report.squared_error), tuple(report.squared_sum))
+        error = PackError(tuple(report.squared_error), tuple(report.squared_sum))
+        for matrix, sums in zip(
+            matrices, zip(error.squared_error, error.squared_sum, strict=True), strict=True
+        ):
+            if not all(map(math.isfinite, sums)):  # squares of float32 values, in float32
+                raise CheckpointError(
+                    f"tensor '{matrix.name}' has weights above 1e18: no model has such", DAMAGED
+                )
+        return error
 
     def check_directory(self, directory: Bytes, region_bytes: int) -> None:
         """The checks that the kernel makes before it uses a weights region."""
@@ -194,14 +207,13 @@ def _text(report: _Report) -> str:
 
 def _refusal(status: int, report: _Report, matrices: Sequence[Matrix]) -> DuckError:
     """The library's reason, with the tensor's name and the position in it."""
-    hint = "the file is damaged: compare its sha256 with the publisher's, download it again"
     if status == _NOT_FINITE:
         matrix = matrices[report.matrix]
         width = 2 if matrix.dtype == "F8_E4M3" else 4
         return CheckpointError(
             f"tensor '{matrix.name}' has the non-finite value 0x{report.value:0{width}X} at row "
             f"{report.row}, column {report.column}",
-            hint,
+            DAMAGED,
         )
     if status == _BAD_SCALE:
         matrix = matrices[report.matrix]
@@ -209,6 +221,6 @@ def _refusal(status: int, report: _Report, matrices: Sequence[Matrix]) -> DuckEr
         return CheckpointError(
             f"the scale of tensor '{matrix.name}' is {value} in block row {report.row}, block "
             f"column {report.column}; expected a finite number from 0 to 2^60",
-            hint,
+            DAMAGED,
         )
     return PackLibraryError(f"libduckpack refused the call: {_text(report)}")

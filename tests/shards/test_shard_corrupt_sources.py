@@ -392,6 +392,16 @@ def test_bad_values_name_tensor_and_position(
     assert not list((tmp_path / "cache").rglob("layer-001.bin*"))
 
 
+def test_weights_too_large_to_measure_are_named(model: Model, tmp_path: Path) -> None:
+    """A good scale, and squares of the weights that float32 cannot hold."""
+    model.poke(EXPERT + "_scale_inv", 0, struct.pack("<f", 2.0**60))
+    with pytest.raises(CheckpointError) as caught:
+        convert_equal(model.path, "fp7", 3, tmp_path / "cache")
+    assert f"tensor '{EXPERT}' has weights above 1e18" in caught.value.message
+    assert "download it again" in caught.value.hint
+    assert not list((tmp_path / "cache").rglob("layer-001.bin*"))
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_named(model: Model, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(model.path)
     source = checkpoint.experts(1)[1].up
