@@ -39,6 +39,7 @@ class Facts(ctypes.Structure):
         ("pm_timer", Register),
         ("pm_timer_32_bit", ctypes.c_bool),
         ("pm1a_event", Register),
+        ("pm1b_event", Register),
         ("pm1_event_bytes", ctypes.c_uint8),
         ("pm1a_control", Register),
         ("pm1b_control", Register),
@@ -143,6 +144,7 @@ def test_fadt_of_both_generations(library: ctypes.CDLL) -> None:
     assert results == [True]
     assert (new.reset.address, new.reset.space, new.reset_value) == (0xCF9, 1, 0x0F)
     assert (new.pm1a_event.address, new.pm1_event_bytes) == (0x600, 4)
+    assert new.pm1b_event.address == 0
     assert new.has_power_button
     assert (new.pm1a_control.address, new.pm_timer.address) == (0x604, 0x608)
     assert (new.pm_timer_32_bit, new.smi_command, new.acpi_enable) == (True, 0xB2, 0xF1)
@@ -155,9 +157,11 @@ def test_wide_registers_win(library: ctypes.CDLL) -> None:
     """Where a 64-bit register is given, it is taken instead of the port."""
     body = bytearray(fadt()[36:])
     struct.pack_into("<Q", body, 140 - 36, 0x1_2345_6000)
+    body[160 - 36 : 172 - 36] = gas(1, 0x1880)
     body[208 - 36 : 220 - 36] = gas(0, 0xFED0_1000)
     _, facts = read(library, table("FACP", bytes(body)))
     assert facts.dsdt_address == 0x1_2345_6000
+    assert (facts.pm1b_event.address, facts.pm1b_event.space) == (0x1880, 1)
     assert (facts.pm_timer.address, facts.pm_timer.space) == (0xFED01000, 0)
 
 

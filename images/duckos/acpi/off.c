@@ -73,20 +73,40 @@ void acpi_watch_power_button(void) {
     port_out_16(enable, (uint16_t)(port_in_16(enable) | PM1_POWER_BUTTON));
 }
 
+/* An enabled event whose status is set when the machine goes to sleep wakes it at once: the press
+ * that switches off would switch on again. In S5 the button works without its enable bit. */
+static void forget_events(const struct acpi_facts *facts, const struct acpi_register *event) {
+    if (event->address == 0 || event->space != ACPI_SPACE_PORT || facts->pm1_event_bytes < 4)
+        return;
+    uint16_t status = (uint16_t)event->address;
+    uint16_t enable = (uint16_t)(status + facts->pm1_event_bytes / 2);
+    port_out_16(enable, port_in_16(enable) & (uint16_t)~PM1_POWER_BUTTON);
+    port_out_16(status, UINT16_MAX); /* ones clear */
+}
+
+/* 16.1.7: the type of sleep first, and only then, with the same type, "now". */
+static void enter_s5(const struct acpi_facts *facts) {
+    const struct acpi_register *a = &facts->pm1a_control, *b = &facts->pm1b_control;
+    bool has_b = b->address != 0 && b->space == ACPI_SPACE_PORT;
+    uint16_t keep =
+        port_in_16((uint16_t)a->address) & (uint16_t)~(7u << SLEEP_TYPE_SHIFT | SLEEP_ENABLE);
+    uint16_t type_a = (uint16_t)(keep | facts->s5_type_a << SLEEP_TYPE_SHIFT);
+    uint16_t type_b = (uint16_t)(facts->s5_type_b << SLEEP_TYPE_SHIFT);
+    port_out_16((uint16_t)a->address, type_a);
+    if (has_b) port_out_16((uint16_t)b->address, type_b);
+    port_out_16((uint16_t)a->address, (uint16_t)(type_a | SLEEP_ENABLE));
+    if (has_b) port_out_16((uint16_t)b->address, (uint16_t)(type_b | SLEEP_ENABLE));
+}
+
 _Noreturn void acpi_power_off(void) {
     interrupts_off();
     const struct acpi_facts *facts = acpi_facts();
-    const struct acpi_register *a = &facts->pm1a_control, *b = &facts->pm1b_control;
-    bool can = facts->has_s5 && a->address != 0 && a->space == ACPI_SPACE_PORT;
-    if (can) {
-        uint16_t control = (uint16_t)a->address;
-        enable_acpi(facts, control);
-        uint16_t keep = port_in_16(control) & (uint16_t)~(7u << SLEEP_TYPE_SHIFT);
-        port_out_16(control,
-                    (uint16_t)(keep | facts->s5_type_a << SLEEP_TYPE_SHIFT | SLEEP_ENABLE));
-        if (b->address != 0 && b->space == ACPI_SPACE_PORT)
-            port_out_16((uint16_t)b->address,
-                        (uint16_t)(facts->s5_type_b << SLEEP_TYPE_SHIFT | SLEEP_ENABLE));
+    const struct acpi_register *control = &facts->pm1a_control;
+    if (facts->has_s5 && control->address != 0 && control->space == ACPI_SPACE_PORT) {
+        enable_acpi(facts, (uint16_t)control->address);
+        forget_events(facts, &facts->pm1a_event);
+        forget_events(facts, &facts->pm1b_event);
+        enter_s5(facts);
         timer_wait_ns(TRY_NS);
     }
     acpi_reset();

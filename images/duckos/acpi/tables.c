@@ -122,6 +122,7 @@ enum {
     FADT_SMI_COMMAND = 48,
     FADT_ACPI_ENABLE = 52,
     FADT_PM1A_EVENT = 56,
+    FADT_PM1B_EVENT = 60,
     FADT_PM1A_CONTROL = 64,
     FADT_PM1B_CONTROL = 68,
     FADT_PM_TIMER = 76,
@@ -132,6 +133,7 @@ enum {
     FADT_RESET_VALUE = 128,
     FADT_X_DSDT = 140,
     FADT_X_PM1A_EVENT = 148,
+    FADT_X_PM1B_EVENT = 160,
     FADT_X_PM1A_CONTROL = 172,
     FADT_X_PM1B_CONTROL = 184,
     FADT_X_PM_TIMER = 208,
@@ -159,6 +161,7 @@ static bool read_fadt(const uint8_t *table, size_t bytes, struct acpi_facts *fac
     facts->smi_command = read_16(table + FADT_SMI_COMMAND);
     facts->acpi_enable = table[FADT_ACPI_ENABLE];
     facts->pm1a_event = fadt_register(table, bytes, FADT_PM1A_EVENT, FADT_X_PM1A_EVENT);
+    facts->pm1b_event = fadt_register(table, bytes, FADT_PM1B_EVENT, FADT_X_PM1B_EVENT);
     facts->pm1_event_bytes = table[FADT_PM1_EVENT_BYTES];
     facts->has_power_button = (flags & FADT_NO_FIXED_POWER_BUTTON) == 0;
     facts->pm1a_control = fadt_register(table, bytes, FADT_PM1A_CONTROL, FADT_X_PM1A_CONTROL);

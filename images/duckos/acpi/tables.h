@@ -38,8 +38,9 @@ struct acpi_facts {
     uint8_t reset_value;
     struct acpi_register pm_timer; /* 3.579545 MHz */
     bool pm_timer_32_bit;
-    struct acpi_register pm1a_event; /* status, and in its second half enable; address 0 = none */
-    uint8_t pm1_event_bytes;
+    /* Status, and in its second half enable; address 0 = none. */
+    struct acpi_register pm1a_event, pm1b_event;
+    uint8_t pm1_event_bytes; /* of each */
     struct acpi_register pm1a_control, pm1b_control;
     bool has_power_button; /* the fixed one, in pm1a_event */
     uint16_t smi_command;
