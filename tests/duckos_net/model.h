@@ -45,6 +45,7 @@ struct model {
     bool (*counts_missed)(void);
     bool (*saves_energy)(struct model *model); /* now, or offered to the partner */
     bool (*offers_2500)(struct model *model);
+    bool (*deaf)(struct model *model);  /* for drivers that only set the receiver up */
     bool (*wakes)(struct model *model); /* by a magic packet, and by nothing else */
     uint32_t sent_count, sent_taken;
     struct {

@@ -80,11 +80,15 @@ static bool passes(struct realtek *realtek, const uint8_t *frame, size_t size) {
     return memcmp(frame, model_mac, 6) == 0 || memcmp(frame, everyone, 6) == 0;
 }
 
+static bool deaf(struct model *model) {
+    struct realtek *realtek = model->own;
+    return realtek->late && (get32(realtek, 0xf0) & BIT(19)) != 0;
+}
+
 static bool inject(struct model *model, const uint8_t *frame, size_t size, enum damage damage) {
     struct realtek *realtek = model->own;
-    bool gated = realtek->late && (get32(realtek, 0xf0) & BIT(19)) != 0;
-    if ((realtek->reg[0x37] & 8) == 0 || gated || !model->link || !passes(realtek, frame, size))
-        return false;
+    bool off = (realtek->reg[0x37] & 8) == 0 || deaf(model);
+    if (off || !model->link || !passes(realtek, frame, size)) return false;
     bool first = true;
     for (size_t done = 0; done < size + 4; first = false) { /* with the frame check sequence */
         struct descriptor *at = descriptor_at(realtek, 0xe4, realtek->receive_next);
@@ -259,6 +263,7 @@ static void plug(struct model *model, uint8_t slot, const char *name, uint16_t i
     model->counts_missed = id == 0x8125 ? no : yes;
     model->saves_energy = saves_energy;
     model->offers_2500 = offers_2500;
+    model->deaf = deaf;
     model->probe = r8169_probe;
 }
 

@@ -27,6 +27,11 @@ static const struct family families[] = {
 };
 static const struct family *family;
 
+static bool is_realtek(void) {
+    return family->plug == model_rtl8168 || family->plug == model_rtl8168_old ||
+           family->plug == model_rtl8125;
+}
+
 static void put_on_bus(uint64_t arena_bytes) {
     model_free(&model);
     machine_reset();
@@ -223,9 +228,7 @@ static void full_send_ring_refuses(void) {
 
 /* The device looked away while the doorbell rang. */
 static void a_lost_doorbell_rings_again(void) {
-    if (family->plug != model_rtl8168 && family->plug != model_rtl8168_old &&
-        family->plug != model_rtl8125)
-        return;
+    if (!is_realtek()) return;
     start();
     model.hold_sends = true;
     CHECK(send(300, 1));
@@ -359,6 +362,27 @@ static void stopped_means_no_memory_access(void) {
     expect(100, 1);
 }
 
+static uint32_t all_ones(void *context, uint32_t offset, unsigned bytes) {
+    (void)context, (void)offset, (void)bytes;
+    return UINT32_MAX;
+}
+static void keeps_the_gate(void *context, uint32_t offset, unsigned bytes, uint32_t value) {
+    (void)context, (void)bytes, (void)value;
+    CHECK(offset != 0xf0);
+}
+
+/* After a restart the boot ROM's driver finds what the last one left; it does not know the gate. */
+static void a_stopped_realtek_hears_again(void) {
+    if (!is_realtek()) return;
+    start();
+    nic.stop(&nic);
+    CHECK(!model.deaf(&model));
+    CHECK(!put(100, 1, NO_DAMAGE)); /* though it does not receive */
+    model.device->read = all_ones;  /* fell off the bus */
+    model.device->write = keeps_the_gate;
+    nic.stop(&nic);
+}
+
 static void rings_grow_with_the_memory(void) {
     static const uint64_t arena[] = {8u << 20, 20u << 20, 40u << 20};
     static const uint32_t count[] = {128, 256, 512};
@@ -431,6 +455,7 @@ int main(int count, char **words) {
         reset_in_flight_loses_frames_not_the_ring();
         a_device_that_vanishes_is_broken();
         stopped_means_no_memory_access();
+        a_stopped_realtek_hears_again();
         rings_grow_with_the_memory();
         random_walk(seed);
     }

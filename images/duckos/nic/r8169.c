@@ -56,12 +56,7 @@ enum { DOORBELL_NORMAL = 1u << 6, DOORBELL_QUEUE_0_8125 = 1u << 0 };
 #define RECEIVE_NEW (3u << 14 | 1u << 11) /* several descriptors at once, no early reception */
 #define RECEIVE_8125 (8u << 27)           /* descriptors fetched ahead */
 enum { LOCK_OPEN = 0xc0, LOCK_SHUT = 0x00 };
-enum {
-    MCU_LIST_READY = 1u << 1,
-    MCU_OUT_OF_BAND = 1u << 7,
-    MCU_SEND_EMPTY = 1u << 5,
-    MCU_RECEIVE_EMPTY = 1u << 4
-};
+enum { MCU_LIST_READY = 1u << 1, MCU_QUEUES_EMPTY = 3u << 4, MCU_OUT_OF_BAND = 1u << 7 };
 #define RECEIVE_GATED (1u << 19) /* MISCELLANEOUS: received frames are held back */
 enum { LINK_UP = 1u << 1, LINK_10 = 1u << 2, LINK_100 = 1u << 3, LINK_1000 = 1u << 4 };
 #define LINK_2500 (1u << 10)
@@ -219,6 +214,14 @@ static void take_from_firmware(struct r8169 *r8169) {
     (void)wait8(registers + MCU, MCU_LIST_READY, MCU_LIST_READY, MCU_LIMIT_US);
 }
 
+/* Of the later chips. Not where the device fell off the bus: nothing is known of the other bits. */
+static void gate_reception(struct r8169 *r8169, bool shut) {
+    volatile uint8_t *at = r8169->registers + MISCELLANEOUS;
+    uint32_t value = mmio_read32(at);
+    if (r8169->generation == OLD_8168 || value == UINT32_MAX) return;
+    mmio_write32(at, shut ? value | RECEIVE_GATED : value & ~RECEIVE_GATED);
+}
+
 /* Deaf first, then the queues run empty, then CR.RST. */
 static enum nic_status reset(struct r8169 *r8169) {
     volatile uint8_t *registers = r8169->registers;
@@ -226,11 +229,9 @@ static enum nic_status reset(struct r8169 *r8169) {
     mmio_write32(registers + RECEIVE_CONFIGURATION,
                  mmio_read32(registers + RECEIVE_CONFIGURATION) & ~0x3fu);
     if (r8169->generation != OLD_8168) {
-        mmio_write32(registers + MISCELLANEOUS,
-                     mmio_read32(registers + MISCELLANEOUS) | RECEIVE_GATED);
+        gate_reception(r8169, true);
         nic_pause_us(2000);
-        (void)wait8(registers + MCU, MCU_SEND_EMPTY | MCU_RECEIVE_EMPTY,
-                    MCU_SEND_EMPTY | MCU_RECEIVE_EMPTY, MCU_LIMIT_US);
+        (void)wait8(registers + MCU, MCU_QUEUES_EMPTY, MCU_QUEUES_EMPTY, MCU_LIMIT_US);
     }
     mmio_write8(registers + COMMAND, COMMAND_RESET);
     if (!wait8(registers + COMMAND, COMMAND_RESET, 0, NIC_RESET_LIMIT_US)) return NIC_NO_ANSWER;
@@ -291,9 +292,7 @@ static void start_engines(struct r8169 *r8169) {
     configure(r8169);
     write_base(registers + SEND_BASE, r8169->send);
     write_base(registers + RECEIVE_BASE, r8169->receive);
-    if (!is_old)
-        mmio_write32(registers + MISCELLANEOUS,
-                     mmio_read32(registers + MISCELLANEOUS) & ~RECEIVE_GATED);
+    gate_reception(r8169, false);
     mmio_write8(registers + COMMAND, COMMAND_RECEIVE | COMMAND_SEND);
     mmio_write32(registers + SEND_CONFIGURATION,
                  SEND_CONFIGURATION_VALUE | (is_old ? 0 : SEND_AUTO_FIFO));
@@ -354,6 +353,7 @@ static enum nic_status r8169_start(struct nic *nic) {
 static void r8169_stop(struct nic *nic) {
     (void)reset(nic->state);
     pci_take_over(nic->device);
+    gate_reception(nic->state, false); /* a restart does not open it, nor do boot ROMs' drivers */
     nic->broken = true;
 }
 
