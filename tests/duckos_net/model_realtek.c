@@ -126,13 +126,25 @@ static uint16_t *ocp_at(struct realtek *realtek, uint32_t address) {
     }
 }
 
+/* IEEE 802.3, 22.2.4.1. */
+static uint16_t phy_control(const struct model *model) {
+    return (uint16_t)((model->phy_is_fixed ? 0 : 0x1000) | (model->phy_is_down ? 0x0800 : 0));
+}
+
+static void write_phy_control(struct model *model, uint16_t value) {
+    model->phy_is_fixed = (value & 0x1000) == 0;
+    model->phy_is_down = (value & 0x0800) != 0;
+    if ((value & 0x1200) == 0x1200 && !model->phy_is_down) model->negotiations++;
+}
+
 static void ocp(struct realtek *realtek, uint32_t command) {
     uint32_t address = command >> 15 & 0xfffe;
     uint16_t *at = ocp_at(realtek, address);
     CHECK(realtek->late);
+    realtek->ocp_control = phy_control(realtek->model);
     if ((command & BIT(31)) != 0) {
         *at = (uint16_t)command;
-        if (address == 0xa400 && (command & 0x200) != 0) realtek->model->negotiations++;
+        if (address == 0xa400) write_phy_control(realtek->model, (uint16_t)command);
         put32(realtek, 0xb8, command & ~BIT(31));
     } else {
         put32(realtek, 0xb8, BIT(31) | (command & 0x7fff0000u) | *at);
@@ -157,6 +169,7 @@ static void phy(struct realtek *realtek, uint32_t command) {
     bool through_mmd = number == 14 && (realtek->mmd_control >> 14) == 1;
     uint16_t *at = through_mmd ? &realtek->eee_offer : &realtek->phy[number];
     CHECK(!realtek->late);
+    realtek->phy[0] = phy_control(realtek->model);
     if ((command & BIT(31)) == 0) {
         put32(realtek, 0x60, BIT(31) | *at);
         return;
@@ -168,13 +181,13 @@ static void phy(struct realtek *realtek, uint32_t command) {
     else
         *at = (uint16_t)command;
     if (through_mmd) CHECK(realtek->mmd_select == 60 && (realtek->mmd_control & 31) == 7);
-    if (number == 0 && (command & 0x200) != 0) realtek->model->negotiations++;
+    if (number == 0) write_phy_control(realtek->model, (uint16_t)command);
     put32(realtek, 0x60, command & ~BIT(31));
 }
 
 static uint32_t phy_status(const struct realtek *realtek) {
     const struct model *model = realtek->model;
-    if (!model->link) return 0;
+    if (!model->link || model->phy_is_down) return 0;
     uint32_t speed = model->mbps == 2500   ? BIT(10)
                      : model->mbps == 1000 ? BIT(4)
                      : model->mbps == 100  ? BIT(3)

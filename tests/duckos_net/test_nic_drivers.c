@@ -142,6 +142,23 @@ static void a_phy_that_waits_is_woken(void) {
     CHECK(!model.phy_is_down && model.negotiations > before);
 }
 
+/* Nothing offers to save energy any more, and still the PHY is touched: once, not at each start. */
+static void a_realtek_phy_that_is_down_is_woken(void) {
+    if (!is_realtek()) return;
+    start();
+    uint32_t before = model.negotiations;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    CHECK_EQUAL(before, model.negotiations); /* the link is kept */
+    model.phy_is_down = true;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    CHECK(!model.phy_is_down && nic.link);
+    CHECK_EQUAL(before + 1, model.negotiations);
+    model.phy_is_fixed = true;
+    CHECK_EQUAL(NIC_OK, nic.start(&nic));
+    CHECK(!model.phy_is_fixed);
+    CHECK_EQUAL(before + 2, model.negotiations);
+}
+
 static void fails_by_name(void) {
     put_on_bus(10u << 20);
     model.no_address = true;
@@ -440,6 +457,7 @@ int main(int count, char **words) {
         takes_over_and_says_what_it_is();
         energy_saving_is_off();
         a_phy_that_waits_is_woken();
+        a_realtek_phy_that_is_down_is_woken();
         fails_by_name();
         a_queue_that_stays_off_is_refused();
         waits_have_limits();

@@ -64,6 +64,7 @@ enum { LINK_UP = 1u << 1, LINK_10 = 1u << 2, LINK_100 = 1u << 3, LINK_1000 = 1u 
 #define SEND_EARLY_NEW 0x27u
 #define MCU_LIMIT_US 42000u
 #define PHY_LIMIT_US 2000u
+#define PHY_POWER_UP_US 20000u
 #define ROUNDS_PER_DOORBELL 64u
 
 struct descriptor { /* the same for both directions */
@@ -117,37 +118,31 @@ static bool wait8(volatile uint8_t *at, uint8_t mask, uint8_t expected, uint32_t
 }
 
 /* ---- PHY ------------------------------------------------------------------------------------- */
-/* GPHY_OCP: bit 31 starts a write and ends a read; the address, halved, in bits 30:16. */
-static bool ocp_write(struct r8169 *r8169, uint32_t at, uint16_t value) {
-    mmio_write32(r8169->registers + OCP_PHY, OWN | at << 15 | value);
-    return nic_wait32(r8169->registers + OCP_PHY, OWN, 0, PHY_LIMIT_US);
+/* By number through PHYAR (bits 20:16), on the later chips by address through GPHY_OCP (halved, in
+ * bits 30:16). Bit 31: set by us for a write, and by the device after a read. */
+static volatile uint8_t *phy_window(struct r8169 *r8169) {
+    return r8169->registers + (r8169->generation == OLD_8168 ? PHY_ACCESS : OCP_PHY);
 }
 
-static bool ocp_read(struct r8169 *r8169, uint32_t at, uint16_t *value) {
-    mmio_write32(r8169->registers + OCP_PHY, at << 15);
-    if (!nic_wait32(r8169->registers + OCP_PHY, OWN, OWN, PHY_LIMIT_US)) return false;
-    *value = (uint16_t)mmio_read32(r8169->registers + OCP_PHY);
-    return true;
-}
-
-/* PHYAR: bit 31 set by us for a write and by the device after a read; register in bits 20:16. */
-static bool phy_write(struct r8169 *r8169, uint32_t at, uint16_t value) {
-    mmio_write32(r8169->registers + PHY_ACCESS, OWN | at << 16 | value);
-    bool done = nic_wait32(r8169->registers + PHY_ACCESS, OWN, 0, PHY_LIMIT_US);
-    nic_pause_us(20); /* the datasheet asks for a pause between two accesses */
+static bool phy_access(struct r8169 *r8169, uint32_t at, uint32_t command) {
+    bool is_old = r8169->generation == OLD_8168;
+    mmio_write32(phy_window(r8169), command | at << (is_old ? 16 : 15));
+    bool done = nic_wait32(phy_window(r8169), OWN, ~command & OWN, PHY_LIMIT_US);
+    if (is_old) nic_pause_us(20); /* the datasheet asks for a pause between two accesses */
     return done;
 }
 
+static bool phy_write(struct r8169 *r8169, uint32_t at, uint16_t value) {
+    return phy_access(r8169, at, OWN | value);
+}
+
 static bool phy_read(struct r8169 *r8169, uint32_t at, uint16_t *value) {
-    mmio_write32(r8169->registers + PHY_ACCESS, at << 16);
-    if (!nic_wait32(r8169->registers + PHY_ACCESS, OWN, OWN, PHY_LIMIT_US)) return false;
-    *value = (uint16_t)mmio_read32(r8169->registers + PHY_ACCESS);
-    nic_pause_us(20);
+    if (!phy_access(r8169, at, 0)) return false;
+    *value = (uint16_t)mmio_read32(phy_window(r8169));
     return true;
 }
 
-/* MMD 7 register 60 (IEEE 802.3, 45.2.7.13): what energy efficient Ethernet is offered. True: it
- * was offered and no longer is. */
+/* IEEE 802.3, 45.2.7.13: energy efficient Ethernet. True: it was offered and no longer is. */
 static bool offer_no_energy_saving_old(struct r8169 *r8169) {
     enum { CONTROL = 13, DATA = 14, MMD = 7, OFFER = 60, FUNCTION_DATA = 0x4000 };
     uint16_t offered;
@@ -161,24 +156,31 @@ static bool offer_no_energy_saving_old(struct r8169 *r8169) {
 static bool offer_no_energy_saving_new(struct r8169 *r8169) {
     enum { OFFER_OCP = 0xa5d0, OFFER_2500_OCP = 0xa6d4 };
     uint16_t offered, offered_2500 = 0;
-    if (!ocp_read(r8169, OFFER_OCP, &offered)) return false;
-    if (r8169->generation == RTL_8125 && !ocp_read(r8169, OFFER_2500_OCP, &offered_2500))
+    if (!phy_read(r8169, OFFER_OCP, &offered)) return false;
+    if (r8169->generation == RTL_8125 && !phy_read(r8169, OFFER_2500_OCP, &offered_2500))
         return false;
     if ((offered & 6u) == 0 && (offered_2500 & 1u) == 0) return false; /* 1000, 100; 2500 */
-    bool done = ocp_write(r8169, OFFER_OCP, offered & (uint16_t)~6u);
+    bool done = phy_write(r8169, OFFER_OCP, offered & (uint16_t)~6u);
     if (r8169->generation == RTL_8125)
-        done = ocp_write(r8169, OFFER_2500_OCP, offered_2500 & (uint16_t)~1u) && done;
+        done = phy_write(r8169, OFFER_2500_OCP, offered_2500 & (uint16_t)~1u) && done;
     return done;
 }
 
-/* The link is negotiated anew only where something changed, because that costs seconds. */
-static void energy_saving_off(struct r8169 *r8169) {
-    enum { NEGOTIATE_AGAIN = 1 << 12 | 1 << 9, CONTROL = 0, CONTROL_OCP = 0xa400 };
-    if (r8169->generation == OLD_8168) {
-        if (offer_no_energy_saving_old(r8169)) (void)phy_write(r8169, CONTROL, NEGOTIATE_AGAIN);
-    } else if (offer_no_energy_saving_new(r8169)) {
-        (void)ocp_write(r8169, CONTROL_OCP, NEGOTIATE_AGAIN);
+/* Powered up (a driver before us may have left it down), and negotiating; anew only where something
+ * changed, because that costs seconds. The control register: IEEE 802.3, 22.2.4.1. */
+static void set_up_phy(struct r8169 *r8169) {
+    enum { NEGOTIATE_AGAIN = 1 << 9, POWER_DOWN = 1 << 11, NEGOTIATE = 1 << 12 };
+    bool is_old = r8169->generation == OLD_8168;
+    uint32_t at = is_old ? 0 : 0xa400;
+    uint16_t control;
+    if (!phy_read(r8169, at, &control)) return;
+    if ((control & POWER_DOWN) != 0) {
+        (void)phy_write(r8169, at, NEGOTIATE);
+        nic_pause_us(PHY_POWER_UP_US);
     }
+    bool again = is_old ? offer_no_energy_saving_old(r8169) : offer_no_energy_saving_new(r8169);
+    if (again || (control & (POWER_DOWN | NEGOTIATE)) != NEGOTIATE)
+        (void)phy_write(r8169, at, NEGOTIATE | NEGOTIATE_AGAIN);
 }
 
 /* ---- starting -------------------------------------------------------------------------------- */
@@ -271,8 +273,7 @@ static void write_base(volatile uint8_t *at, const volatile void *ring) {
 }
 
 static void configure(struct r8169 *r8169) {
-    /* Tag stripping (6), checksums (5) and interrupt mitigation (1:0) off; the rest is the
-     * firmware's. */
+    /* Tag stripping (6), checksums (5) and interrupt mitigation (1:0) off; the rest stays. */
     enum { PLUS_OFF = 1 << 6 | 1 << 5 | 3, SEND_FORMAT = 0xeb58, NEW_SEND_FORMAT = 1 };
     volatile uint8_t *registers = r8169->registers;
     uint16_t plus = mmio_read16(registers + COMMAND_PLUS);
@@ -341,7 +342,7 @@ static enum nic_status r8169_start(struct nic *nic) {
     enum nic_status status = reset(r8169);
     if (status == NIC_OK) status = read_mac(nic, r8169);
     if (status != NIC_OK) return status;
-    energy_saving_off(r8169);
+    set_up_phy(r8169);
     start_rings(r8169);
     pci_bus_master_on(nic->device);
     start_engines(r8169);
@@ -459,8 +460,7 @@ static void r8169_refill(struct nic *nic) {
 }
 
 /* ---- probe ----------------------------------------------------------------------------------- */
-/* The revision stands in the send configuration, bits 30:23. G and later have 0x4c or more there.
- * */
+/* The revision stands in the send configuration, bits 30:23; G and later have 0x4c or more. */
 static enum generation generation_of(const struct pci_device *device, volatile uint8_t *registers) {
     if (device->device_id == 0x8125 || device->device_id == 0x3000) return RTL_8125;
     uint32_t revision = mmio_read32(registers + SEND_CONFIGURATION) >> 20 & 0x7cfu;
