@@ -130,6 +130,37 @@ static void an_unknown_nic_is_named(void) {
     CHECK(strstr(machine_log(), "8086:9999 no driver knows this device") != NULL);
 }
 
+/* Slots 3 to 10 are looked at, though memory for the large rings is short; the cable is in the last
+ * one. What comes after is named. */
+static void more_nics_than_places_are_named(void) {
+    static struct model other[NIC_COUNT_MAX];
+    plug_first(model_e1000e);
+    first.link = false;
+    for (uint8_t at = 0; at < NIC_COUNT_MAX; at++) {
+        uint8_t slot = (uint8_t)(at < NIC_COUNT_MAX - 2 ? 4 + at : 5 + at);
+        model_e1000e(&other[at], slot);
+        other[at].link = false;
+    }
+    model_e1000e(&second, 3 + NIC_COUNT_MAX - 1);
+    CHECK_EQUAL(NET_ASKING, boot());
+    CHECK(strstr(machine_log(), "10 PCI devices, 8 usable NICs") != NULL);
+    CHECK(strstr(machine_log(), "nic 00:0b.0: 8086:10d3 it is not looked at: too many") != NULL);
+    CHECK(strstr(machine_log(), "nic 00:0c.0: 8086:10d3 it is not looked at: too many") != NULL);
+    live_ns(2 * S);
+    CHECK(net_ready());
+    for (uint8_t at = 0; at < NIC_COUNT_MAX; at++) model_free(&other[at]);
+}
+
+static void a_nic_without_memory_is_named(void) {
+    plug_first(model_e1000e);
+    model_e1000e(&second, 4);
+    machine_arena_bytes = 3u << 20; /* one has room for its smallest rings */
+    CHECK_EQUAL(NET_ASKING, boot());
+    CHECK(strstr(machine_log(), "nic 00:04.0: 8086:10d3 it is not looked at: too little") != NULL);
+    live_ns(2 * S);
+    CHECK(net_ready());
+}
+
 static void a_broken_nvm_is_named(void) {
     plug_first(model_igc);
     first.no_address = true;
@@ -419,6 +450,8 @@ int main(void) {
     the_boot_server_is_the_host_unless_said();
     no_nic_is_said();
     an_unknown_nic_is_named();
+    more_nics_than_places_are_named();
+    a_nic_without_memory_is_named();
     a_broken_nvm_is_named();
     a_nic_that_is_slow_to_start_is_started_later();
     the_only_nic_lost_is_a_panic();

@@ -11,6 +11,7 @@
 
 #define ARENA_PLENTY (24ull << 20)
 #define ARENA_SOME (12ull << 20)
+#define ARENA_ONE_NIC (2ull << 20) /* the smallest rings: 160 buffers and descriptors */
 
 const char *nic_status_text(enum nic_status status) {
     switch (status) {
@@ -20,6 +21,8 @@ const char *nic_status_text(enum nic_status status) {
     case NIC_NO_ANSWER: return "it does not answer, or its reset does not end";
     case NIC_NO_ADDRESS: return "it has no valid MAC address (NVM broken?)";
     case NIC_REFUSED: return "it refuses what the driver needs";
+    case NIC_TOO_MANY: return "it is not looked at: too many NICs";
+    case NIC_NO_MEMORY: return "it is not looked at: too little memory for its rings";
     }
     return "?";
 }
@@ -87,6 +90,11 @@ static void say_what_it_is(const struct nic *nic) {
          nic->unproven ? " (not yet seen on silicon)" : "");
 }
 
+static void say_why_not(const struct pci_device *device, enum nic_status status) {
+    klog("nic %02x:%02x.%x: %04x:%04x %s", device->bus, device->slot, device->function,
+         device->vendor_id, device->device_id, nic_status_text(status));
+}
+
 /* False: it will never work. One that may only be slow to start stays, and is started again later.
  * */
 static bool try_to_start(struct nic *nic) {
@@ -97,18 +105,26 @@ static bool try_to_start(struct nic *nic) {
         say_what_it_is(nic);
         return true;
     }
-    const struct pci_device *device = nic->device;
-    klog("nic %02x:%02x.%x: %04x:%04x %s", device->bus, device->slot, device->function,
-         device->vendor_id, device->device_id, nic_status_text(status));
+    say_why_not(nic->device, status);
     nic->broken = true;
     return was_found && status != NIC_NO_ADDRESS;
 }
 
+static enum nic_status room_for_one_more(unsigned count) {
+    if (count == NIC_COUNT_MAX) return NIC_TOO_MANY;
+    return memory_arena_left() < ARENA_ONE_NIC ? NIC_NO_MEMORY : NIC_OK;
+}
+
 unsigned nic_find(struct nic nics[NIC_COUNT_MAX]) {
     unsigned count = 0;
-    for (unsigned index = 0; index < pci_count() && count < NIC_COUNT_MAX; index++) {
+    for (unsigned index = 0; index < pci_count(); index++) {
         const struct pci_device *device = pci_at(index);
         if (device->class_code != PCI_CLASS_ETHERNET) continue;
+        enum nic_status room = room_for_one_more(count);
+        if (room != NIC_OK) {
+            say_why_not(device, room);
+            continue;
+        }
         nics[count] = (struct nic){.device = device};
         if (try_to_start(&nics[count])) count++;
     }

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NIC_COUNT_MAX 4u
+#define NIC_COUNT_MAX 8u        /* usable ones; further Ethernet devices are only named */
 #define NIC_HEADER_BYTES 14u    /* of Ethernet, untagged */
 #define NIC_FRAME_BYTES_MIN 60u /* without the checksum; shorter ones are padded before sending */
 #define NIC_MTU_JUMBO 9000u
@@ -39,7 +39,9 @@ enum nic_status {
     NIC_NO_REGISTERS, /* the register BAR is missing or too small */
     NIC_NO_ANSWER,    /* registers read as all ones, or a reset did not end in time */
     NIC_NO_ADDRESS,   /* no valid MAC address: NVM broken */
-    NIC_REFUSED       /* the device turns down what the driver needs */
+    NIC_REFUSED,      /* the device turns down what the driver needs */
+    NIC_TOO_MANY,     /* NIC_COUNT_MAX others are usable */
+    NIC_NO_MEMORY     /* the arena has no room for rings */
 };
 #define NIC_MUST_CHECK __attribute__((warn_unused_result))
 
@@ -87,8 +89,8 @@ enum nic_status igb_probe(struct nic *nic, const struct pci_device *device) NIC_
 enum nic_status igc_probe(struct nic *nic, const struct pci_device *device) NIC_MUST_CHECK;
 enum nic_status r8169_probe(struct nic *nic, const struct pci_device *device) NIC_MUST_CHECK;
 
-/* Probe every Ethernet device; returns how many of `nics` are usable. Failures are logged by name.
- * */
+/* Probe the Ethernet devices; returns how many of `nics` are usable. Failures are logged by name,
+ * and so are devices that are left out. */
 unsigned nic_find(struct nic nics[NIC_COUNT_MAX]);
 const char *nic_status_text(enum nic_status status);
 
