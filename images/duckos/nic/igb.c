@@ -31,7 +31,7 @@ static void set_up_phy(struct nic *nic) {
 }
 
 static enum nic_status igb_start(struct nic *nic) {
-    enum nic_status status = intel_rings_reset(nic, CTRL_RESET);
+    enum nic_status status = intel_rings_reset(nic);
     if (status != NIC_OK) return status;
     set_up_phy(nic);
     return intel_rings_start(nic);

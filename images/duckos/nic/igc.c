@@ -53,9 +53,7 @@ static void set_up_phy(volatile uint8_t *registers, bool energy_saving_agreed) {
 
 static enum nic_status igc_start(struct nic *nic) {
     bool agreed = intel_rings_energy_saving_agreed(nic);
-    /* The whole device, not only the port: firmware boot drivers are known to leave it in a state
-     * that a port reset does not end. */
-    enum nic_status status = intel_rings_reset(nic, CTRL_DEVICE_RESET);
+    enum nic_status status = intel_rings_reset(nic);
     if (status != NIC_OK) return status;
     power_saving_off(nic);
     set_up_phy(intel_rings_registers(nic), agreed);

@@ -28,7 +28,7 @@ void intel_quiesce(volatile uint8_t *registers) {
     intel_write(registers, INTEL_RCTL, 0);
     intel_write(registers, INTEL_TCTL, TCTL_PAD_SHORT);
     uint32_t control = intel_read(registers, INTEL_CTRL);
-    control &= ~(uint32_t)(CTRL_RESET | CTRL_DEVICE_RESET); /* of an earlier try that hangs */
+    control &= ~(uint32_t)CTRL_RESET; /* of an earlier try that hangs */
     intel_write(registers, INTEL_CTRL, control | CTRL_MASTER_DISABLE);
     (void)nic_wait32(registers + INTEL_STATUS, STATUS_MASTER_ENABLED, 0, MASTER_DISABLE_LIMIT_US);
 }

@@ -38,8 +38,8 @@ enum { /* 8.2.1 */
        CTRL_FORCE_SPEED = 1u << 11,
        CTRL_FORCE_DUPLEX = 1u << 12,
        CTRL_WAKE_FROM_D3_COLD = 1u << 20, /* ADVD3WUC */
+       /* The port. The "device reset" of I225 and I226, bit 29, leaves values as they were. */
        CTRL_RESET = 1u << 26,
-       CTRL_DEVICE_RESET = 1u << 29,
 };
 #define CTRL_EXTENDED_DRIVER_LOADED (1u << 28) /* 8.2.3 */
 enum {                                         /* 8.2.2 */
@@ -116,8 +116,8 @@ void intel_poll_link(struct nic *nic, const volatile uint8_t *registers);
 /* The device has been recognised: takes it over, and fills in all of nic but start and unproven. */
 enum nic_status intel_rings_probe(struct nic *nic, const struct pci_device *device,
                                   const char *driver, const struct nic_model *model) NIC_MUST_CHECK;
-/* A reset by this bit of CTRL, then MAC address and filter. */
-enum nic_status intel_rings_reset(struct nic *nic, uint32_t reset_bit) NIC_MUST_CHECK;
+/* A reset, then MAC address and filter. */
+enum nic_status intel_rings_reset(struct nic *nic) NIC_MUST_CHECK;
 /* Whether energy efficient Ethernet is agreed on with the partner. A reset forgets it. */
 bool intel_rings_energy_saving_agreed(struct nic *nic);
 /* Off in the MAC, and these speeds (bits of IPCNFG) not offered any more (3.7.7.3). */

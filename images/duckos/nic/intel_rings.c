@@ -180,20 +180,21 @@ static void interrupts_off(volatile uint8_t *registers) {
 }
 
 /* 4.3.1, 4.5.3 */
-static enum nic_status reset(volatile uint8_t *registers, uint32_t reset_bit) {
+static enum nic_status reset(volatile uint8_t *registers) {
     interrupts_off(registers);
     intel_quiesce(registers);
-    intel_write(registers, INTEL_CTRL, intel_read(registers, INTEL_CTRL) | reset_bit);
+    intel_write(registers, INTEL_CTRL, intel_read(registers, INTEL_CTRL) | CTRL_RESET);
     nic_pause_us(3000); /* 4.3.1: at least 1 ms before any register access */
-    if (!nic_wait32(registers + INTEL_CTRL, reset_bit, 0, NIC_RESET_LIMIT_US)) return NIC_NO_ANSWER;
+    if (!nic_wait32(registers + INTEL_CTRL, CTRL_RESET, 0, NIC_RESET_LIMIT_US))
+        return NIC_NO_ANSWER;
     intel_wait_for_nvm(registers);
     interrupts_off(registers);
     return NIC_OK;
 }
 
-enum nic_status intel_rings_reset(struct nic *nic, uint32_t reset_bit) {
+enum nic_status intel_rings_reset(struct nic *nic) {
     volatile uint8_t *registers = intel_rings_registers(nic);
-    enum nic_status status = reset(registers, reset_bit);
+    enum nic_status status = reset(registers);
     if (status == NIC_OK) status = intel_read_mac(nic, registers);
     if (status != NIC_OK) return status;
     intel_set_loaded(registers, true);
