@@ -34,8 +34,9 @@ struct model {
     bool no_address;    /* the NVM is broken */
     bool phy_was_reset; /* and waits to be told to negotiate */
     bool phy_is_down;
-    bool phy_is_fixed; /* negotiates nothing */
-    bool refuse_queue; /* a queue never says that it is on */
+    bool phy_is_fixed;       /* negotiates nothing */
+    uint64_t phy_answers_ns; /* after so long */
+    bool refuse_queue;       /* a queue never says that it is on */
     uint64_t missed;
     uint64_t reset_count;
     uint32_t negotiations; /* how often the link was negotiated anew */

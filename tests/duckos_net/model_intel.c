@@ -16,6 +16,7 @@ struct intel {
     bool advanced, is_2500;
     uint32_t rx, tx; /* base of the queue's registers */
     uint16_t phy[32], mmd_select, mmd_control, eee_offer, multi_gigabit;
+    uint64_t phy_ready_ns;
     uint8_t given[RING_MAX]
                  [16]; /* what the driver handed over, to see that it keeps its hands off */
 };
@@ -90,6 +91,7 @@ static void mdic(struct intel *intel, uint32_t command) {
     if (number == 0 && intel->model->phy_is_down) intel->phy[0] |= 0x800;
     uint16_t answer = operation == 2 ? *phy_at(intel, number) : value;
     *at(intel, MDIC) = (command & 0x03ff0000u) | answer | 1u << 28;
+    intel->phy_ready_ns = machine_now_ns() + intel->model->phy_answers_ns;
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -205,6 +207,10 @@ static uint32_t read_it(void *context, uint32_t offset, unsigned bytes) {
     CHECK(bytes == 4 && offset % 4 == 0);
     uint32_t value = *at(intel, offset);
     if (offset == STATUS) return status_of(intel);
+    if (offset == MDIC && machine_now_ns() < intel->phy_ready_ns) {
+        machine_sleep_ns(10000); /* so that a wait takes few looks */
+        return value & ~(1u << 28);
+    }
     if (offset == SWSM) *at(intel, SWSM) |= 1; /* reading takes it */
     if (offset == MPC || offset == 0x40a0 || offset == 0x4000) *at(intel, offset) = 0;
     return value;

@@ -3,7 +3,8 @@
 
 #define MASTER_DISABLE_LIMIT_US 10000u
 #define NVM_LIMIT_US 20000u
-#define MDIC_LIMIT_US 2000u /* one access takes 64 bits at 2.5 MHz */
+/* One access takes 64 bits at 2.5 MHz, but PHYs that are busy or just waking answer much later. */
+#define MDIC_LIMIT_US 100000u
 #define SEMAPHORE_LIMIT_US 50000u
 
 enum { /* 8.2.4 */
