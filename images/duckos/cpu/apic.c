@@ -38,7 +38,6 @@ enum {
 #define COMMAND_INIT 0x4500u /* level assert */
 #define COMMAND_START 0x4600u
 #define COMMAND_FIXED 0x4000u
-#define COMMAND_TO_OTHERS (3u << 18)
 #define PENDING_SPINS_MAX 1000000u
 
 static bool x2;
@@ -100,7 +99,7 @@ static void command(uint32_t id, uint32_t low) {
 void apic_send(uint32_t id, uint32_t vector) { command(id, COMMAND_FIXED | vector); }
 void apic_send_init(uint32_t id) { command(id, COMMAND_INIT); }
 void apic_send_start(uint32_t id, uint32_t start_page) { command(id, COMMAND_START | start_page); }
-void apic_send_nmi_to_others(void) { command(0, COMMAND_TO_OTHERS | COMMAND_FIXED | COMMAND_NMI); }
+void apic_send_nmi(uint32_t id) { command(id, COMMAND_FIXED | COMMAND_NMI); }
 
 void apic_timer_mode(bool deadline) {
     write(APIC_TIMER, TRAP_TIMER | (deadline ? TIMER_DEADLINE : 0));

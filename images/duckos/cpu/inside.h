@@ -22,7 +22,7 @@ void apic_enable(void); /* on each core */
 uint32_t apic_id(void);
 void apic_end_interrupt(void);
 void apic_send(uint32_t id, uint32_t vector);
-void apic_send_nmi_to_others(void);
+void apic_send_nmi(uint32_t id);
 void apic_send_init(uint32_t id);
 void apic_send_start(uint32_t id, uint32_t page);
 void apic_timer_start(uint32_t count); /* counts down once, at apic bus clock; 0 = stop */

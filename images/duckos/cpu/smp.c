@@ -153,5 +153,8 @@ void cpu_stop(uint32_t index) {
 
 void cpu_halt_others(void) {
     __atomic_store_n(&halting, true, __ATOMIC_SEQ_CST);
-    if (count > 1) apic_send_nmi_to_others();
+    /* One by one: a core that was never started waits in the firmware's loop, whose handlers may be
+     * overwritten by now. An NMI there would reset the machine before the panic is told. */
+    for (uint32_t index = 0; index < count; index++)
+        if (index != cpu_index() && state_of(index) != CORE_OFF) apic_send_nmi(core[index].apic_id);
 }
