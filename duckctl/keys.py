@@ -99,6 +99,11 @@ def read_public_key(path: Path) -> bytes:
     """The key in a ``.pub`` file."""
     key = _parse(_line(path), PUBLIC_LABEL, PUBLIC_BYTES)
     if key is None or key[0] != 4:
+        if _line(path).startswith(PRIVATE_LABEL):
+            raise UsageError(
+                f"key file {path} holds a private key, which never leaves the host",
+                "give its public half, the .pub file that lies beside it",
+            )
         raise _not_a_key(path, f"'{PUBLIC_LABEL}' and {2 * PUBLIC_BYTES} hex digits")
     return key
 

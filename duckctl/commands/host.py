@@ -13,6 +13,7 @@ import yaml
 
 from duckctl.console import console, print_json, print_table, talk, warn
 from duckctl.errors import ExitCode, UsageError
+from duckctl.keys import read_public_key
 from duckctl.playbook import (
     Event,
     HostEvent,
@@ -124,6 +125,7 @@ def linux_ducks(
     }
     if not fleet_public.is_file():
         raise UsageError(f"there is no file {fleet_public}", "it lies beside the fleet's key")
+    read_public_key(fleet_public)
     _run("ducks", inventory, limit, variables, check, diff, as_json, ask)
 
 

@@ -101,3 +101,19 @@ def test_check(fleet: Path) -> None:
     done = invoke(fleet, "check")
     assert done.exit_code == 1
     assert "It is as it should be: one is not two" in done.stdout
+
+
+def test_a_private_key_gets_to_no_duck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """linux-ducks takes a public key only: the private one and other files are refused before a
+    playbook runs, and the words of a key are not shown."""
+    monkeypatch.setattr(host, "run_playbook", lambda *_: pytest.fail("a playbook ran"))
+    key = tmp_path / "fleet.key"
+    words = ["linux-ducks", "-i", "fleet.yml", "--duckd", "/bin/true", "--fleet-public", str(key)]
+    for content, problem in (
+        (f"duck-p256-private:{'ab' * 32}\n", "private key, which never leaves the host"),
+        ("something else\n", "does not hold 'duck-p256-public:'"),
+    ):
+        key.write_text(content)
+        error = CliRunner().invoke(host.app, words).exception
+        assert isinstance(error, UsageError)
+        assert problem in error.message and "abab" not in error.message + error.hint

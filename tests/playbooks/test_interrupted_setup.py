@@ -226,17 +226,29 @@ def test_dnsmasq_is_restarted_after_a_run_that_failed(host: Host) -> None:
     assert host.run("pxe", **in_place).changed == 0
 
 
-def test_duckd_is_restarted_after_a_run_that_failed(host: Host) -> None:
-    """A new duckd is installed and the restart fails: the next run restarts it."""
+def duckd(host: Host) -> dict[str, Any]:
     shutil.copy("/bin/true", host.path("built"))
-    Path(host.path("FLEET.pub")).write_text("key")
-    role: dict[str, Any] = {
+    Path(host.path("FLEET.pub")).write_text(f"duck-p256-public:04{'ab' * 64}\n")
+    return {
         **{"duck_linux_duckd": host.path("built"), "duck_linux_address": "127.0.0.1"},
         **{"duck_linux_fleet_public": host.path("FLEET.pub")},
         **{"duck_linux_program": host.path("duckd"), "duck_linux_folder": host.path("etc")},
         **{"duck_linux_state": host.path("state"), "duck_linux_started": host.path("started")},
         "duck_linux_files": {host.path("units/duckd.service"): "[Service]\nExecStart=/bin/true\n"},
     }
+
+
+def test_a_private_key_gets_to_no_duck(host: Host) -> None:
+    """The fleet's private key in place of the public one is refused before anything is written."""
+    role = duckd(host)
+    Path(host.path("FLEET.pub")).write_text(f"duck-p256-private:{'ab' * 32}\n")
+    assert host.run("duck_linux", "no call at all", **role).failed
+    assert not Path(host.path("etc")).exists()
+
+
+def test_duckd_is_restarted_after_a_run_that_failed(host: Host) -> None:
+    """A new duckd is installed and the restart fails: the next run restarts it."""
+    role = duckd(host)
     assert not host.run("duck_linux", check=True, **role).calls
     assert not host.run("duck_linux", **role).failed
     shutil.copy("/bin/false", host.path("built"))
