@@ -92,7 +92,9 @@ def verify_command(
 @app.command("prune")
 def prune_command(
     names: list[str] | None = typer.Argument(
-        None, metavar="[NAME]...", help="Caches to remove; without names: unusable ones."
+        None,
+        metavar="[NAME]...",
+        help="Caches to remove, complete ones by their full names; without names: unusable ones.",
     ),
     cache_dir: Path | None = CACHE_DIR,
     everything: bool = typer.Option(False, "--all", help="Remove complete caches too."),
@@ -120,6 +122,7 @@ def prune_command(
         if everything or max_size:
             raise UsageError("names go without --all and --max-size", "give one or the other")
         chosen = _select(entries, names)
+        _require_full_names(chosen, names)
     else:
         states = ["incomplete", "outdated", "damaged", *(["complete"] if everything else [])]
         limit = parse_bytes(max_size, "--max-size") if max_size else None
@@ -205,6 +208,8 @@ def _select(entries: Sequence[CacheEntry], names: Sequence[str] | None) -> list[
         return list(entries)
     chosen = []
     for name in names:
+        if not name:
+            raise UsageError("an empty name is no cache", "see: duckctl cache ls")
         found = [entry for entry in entries if entry.directory.name == name] or [
             entry for entry in entries if entry.directory.name.startswith(name)
         ]
@@ -213,6 +218,16 @@ def _select(entries: Sequence[CacheEntry], names: Sequence[str] | None) -> list[
             raise UsageError(f"'{name}' {problem}", "see: duckctl cache ls")
         chosen += [entry for entry in found if entry not in chosen]
     return chosen
+
+
+def _require_full_names(chosen: Sequence[CacheEntry], names: Sequence[str]) -> None:
+    for entry in chosen:
+        name = entry.directory.name
+        if entry.state == "complete" and name not in names:
+            raise UsageError(
+                f"{name} is complete: it is removed by its full name only",
+                "give that name if you mean it",
+            )
 
 
 def _document(entry: CacheEntry) -> dict[str, object]:

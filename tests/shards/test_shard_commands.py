@@ -209,6 +209,21 @@ def test_a_cache_that_is_named_twice_is_removed_once(duckctl: Duckctl) -> None:
     assert (nothing.returncode, "nothing was verified" in nothing.stderr) == (0, True)
 
 
+def test_a_complete_cache_is_removed_by_its_full_name_only(duckctl: Duckctl) -> None:
+    """An empty name, as an unset variable leaves one, and a beginning leave the cache; a beginning
+    is enough for one that cannot be used."""
+    made = Path(duckctl.shard("ducklet", "--ducks", "1", "--json").json["cache_file"])
+    for command in ("prune", "verify"):
+        empty = duckctl.cache(command, "")
+        assert (empty.returncode, "an empty name is no cache" in empty.stderr) == (2, True)
+    beginning = duckctl.cache("prune", "duck")
+    assert (beginning.returncode, "by its full name only" in beginning.stderr) == (2, True)
+    assert made.exists()
+    made.unlink()
+    assert duckctl.cache("prune", "duck").returncode == 0
+    assert not made.parent.exists()
+
+
 @pytest.mark.parametrize("command", ["ls", "verify", "prune"])
 def test_a_cache_folder_that_is_not_there_is_named(duckctl: Duckctl, command: str) -> None:
     run = duckctl.cache(command, "--json")
