@@ -13,6 +13,7 @@ from duckctl.image.fleet_public import public_id
 from duckctl.image.manifest import ImageError, ImageManifest, describe_file, install_image
 from duckctl.image.staging import build_hash_in, staged_folder
 from duckctl.native import native_path
+from duckctl.shards.parse import parse_bytes
 
 # images/duckos/boot/config_block.h
 BLOCK_MAGIC = b"DUCKCFG1"
@@ -20,6 +21,7 @@ BLOCK_BYTES = 4096
 # A BIOS boot program must fit below 640 KiB beside the firmware's own needs (600,000 bytes booted,
 # 1 MiB did not); the goal leaves room for ROMs that keep more for themselves.
 DUCKOS_BYTES_MAX = 480 * 1024
+MEMORY_LIMIT_BYTES_MIN = 16 << 20  # kernel and session need a part of it, weights the rest
 VALUE = re.compile(r"[ -~]{1,512}")
 FILE = "duckos.img"
 
@@ -30,7 +32,7 @@ class DuckosOptions:
 
     poll: str = ""  # spin | hlt
     console: str = ""  # serial | screen | both | off
-    memory_limit: str = ""
+    memory_limit: str = ""  # of sessions, e.g. 30G
     host: str = ""
     watchdog: str = ""  # on | off
 
@@ -44,13 +46,22 @@ class DuckosOptions:
             if getattr(self, name) not in allowed:
                 words = ", ".join(word for word in allowed if word)
                 raise UsageError(f"{name} is one of {words}, not '{getattr(self, name)}'")
+        if self.memory_limit and self._memory_bytes() < MEMORY_LIMIT_BYTES_MIN:
+            raise UsageError(
+                f"--memory-limit '{self.memory_limit}' is too small for a session",
+                f"at least {MEMORY_LIMIT_BYTES_MIN >> 20}M; write e.g. 30G",
+            )
+
+    def _memory_bytes(self) -> int:
+        return parse_bytes(self.memory_limit, "--memory-limit")
 
     def lines(self) -> dict[str, str]:
         values = {
             "host": self.host,
             "poll": self.poll,
             "console": self.console,
-            "memory_limit": self.memory_limit,
+            # In bytes: images/duckos/boot/options.c reads no '1.5G' or '30GiB'.
+            "memory_limit": str(self._memory_bytes()) if self.memory_limit else "",
             "watchdog": self.watchdog,
         }
         return {key: value for key, value in values.items() if value}

@@ -75,6 +75,16 @@ def test_duckos_carries_key_and_options(fleet: Path, public: str, tmp_path: Path
     assert verify_files(fleet, image) == []
 
 
+@pytest.mark.parametrize(
+    ("limit", "size"), [("30G", 30 << 30), ("1.5GiB", 3 << 29), ("30g", 30 << 30), ("16M", 1 << 24)]
+)
+def test_a_memory_limit_is_written_in_bytes(limit: str, size: int) -> None:
+    """The duck reads digits and K, M or G; what a person may write more is ours to read."""
+    lines = DuckosOptions(memory_limit=limit).lines()
+    assert lines == {"memory_limit": str(size)}
+    assert DuckosOptions(memory_limit=lines["memory_limit"]).lines() == lines
+
+
 def test_the_installed_duckos_becomes_an_image(fleet: Path, public: str) -> None:
     """The real file: its block is found, it fits the budget, it has this installation's build."""
     image = build_duckos(fleet, public, options=DuckosOptions(poll="spin"))
@@ -167,9 +177,12 @@ def test_bad_config_blocks_are_refused(image: bytes, values: dict[str, str], wor
 
 
 def test_options_are_checked_before_anything_is_built(tmp_path: Path) -> None:
-    """Poll, console, command line words."""
+    """Poll, console, memory limit, command line words."""
     with pytest.raises(UsageError, match="poll is one of spin, hlt, not 'block'"):
         DuckosOptions(poll="block")
+    for wrong in ("lots", "-1G", "0", "30", "15M"):
+        with pytest.raises(UsageError, match=f"--memory-limit '{wrong}' is "):
+            DuckosOptions(memory_limit=wrong)
     with pytest.raises(UsageError, match="poll is one of"):
         LinuxOptions(poll="hlt").command_line()
     for words in (("a\nb",), ("x" * 1100,), ("é",)):
