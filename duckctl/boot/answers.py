@@ -12,7 +12,7 @@ from typing import Literal
 
 from duckctl.boot.arch import ARCHS, Arch
 from duckctl.boot.plan import BootPlan
-from duckctl.image.manifest import ImageManifest
+from duckctl.image.manifest import ImageManifest, build_command
 from duckctl.inventory import Domain, Duck
 
 BOOT_SCRIPT = "boot.ipxe"
@@ -124,7 +124,7 @@ def why_no_image(plan: BootPlan, duck: Duck | None) -> str:
             )
     name = plan.image_name_of(duck)
     if name not in plan.images:
-        return f"image '{name}' is not built; make it: duckctl image build {name}"
+        return f"image '{name}' is not built; make it: {build_command(name)}"
     return ""
 
 

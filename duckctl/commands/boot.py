@@ -11,6 +11,7 @@ import typer
 from duckctl.boot.plan import BootPolicy, Mode, Unknown, boot_paths, plan_boot
 from duckctl.console import print_json, print_table, talk, warn
 from duckctl.errors import UsageError
+from duckctl.image.manifest import OWN_DISK, build_command, image_dir
 from duckctl.inventory import select
 from duckctl.inventory_choice import choose_inventory
 
@@ -134,16 +135,17 @@ def set_command(
 
     fleet = choose_inventory(inventory)
     plan = plan_boot(fleet)
-    if target != "local" and target not in plan.images:
+    if target != OWN_DISK and target not in plan.images:
+        image_dir(fleet.path.parent, target)  # refuses what is no name of an image
         known = ", ".join(plan.images) or "none"
         raise UsageError(
             f"there is no image '{target}' (there are: {known})",
-            f"build it: duckctl image build {target}",
+            f"build it: {build_command(target)}",
         )
     intents = Intents(boot_paths(fleet).intents)
     ducks = select(fleet, pattern)
     for duck in ducks:
-        if target == "local":
+        if target == OWN_DISK:
             intents.set_local(duck.name, once)
         else:
             intents.set_image(duck.name, target, once)

@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 20
 NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?")
+OWN_DISK = "local"  # what `boot set` calls a duck's own disk; no image has that name
 SHA256 = re.compile(r"[0-9a-f]{64}")
 READ_BYTES = 1 << 20
 
@@ -97,6 +98,13 @@ def image_dir(fleet_dir: Path, name: str) -> Path:
     return images_dir(fleet_dir) / name
 
 
+def build_command(name: str) -> str:
+    """What makes an image of this name; the kind is for a person to choose when it is another."""
+    if name in get_args(Kind):
+        return f"duckctl image build {name}"
+    return f"duckctl image build duckos|linux --name {name}"
+
+
 def find_image(fleet_dir: Path, name: str) -> ImageManifest:
     """The manifest of an image. Raises ImageError when there is none, naming those that are."""
     path = image_dir(fleet_dir, name) / MANIFEST
@@ -104,7 +112,7 @@ def find_image(fleet_dir: Path, name: str) -> ImageManifest:
         known = ", ".join(image.name for image in list_images(fleet_dir)) or "none"
         raise ImageError(
             f"there is no image '{name}' in {images_dir(fleet_dir)} (there are: {known})",
-            f"make it: duckctl image build {name if name in get_args(Kind) else 'duckos|linux'}",
+            f"make it: {build_command(name)}",
         )
     return read_manifest(path)
 

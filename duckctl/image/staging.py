@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from duckctl.image.manifest import ImageError, image_dir, images_dir
+from duckctl.errors import UsageError
+from duckctl.image.manifest import OWN_DISK, ImageError, image_dir, images_dir
 from duckctl.native import native_path
 
 
@@ -31,6 +32,12 @@ def build_hash_in(*programs: Path) -> str:
 def staged_folder(fleet_dir: Path, name: str) -> Iterator[Path]:
     """An empty folder beside the images; what is left of it at the end is removed."""
     image_dir(fleet_dir, name)  # refuses bad names
+    if name == OWN_DISK:
+        raise UsageError(
+            f"an image cannot have the name '{name}': `duckctl boot set DUCKS {name}` means the "
+            "duck's own disk",
+            "choose another one",
+        )
     folder = images_dir(fleet_dir) / f".{name}.new.{os.getpid()}"
     try:
         folder.parent.mkdir(exist_ok=True)

@@ -195,6 +195,8 @@ def test_an_image_that_is_not_built_is_named(tmp_path: Path) -> None:
     found = answer(plan, 1, 7)
     assert (found.action, found.file) == ("address", "")
     assert found.reason == "image 'duckos' is not built; make it: duckctl image build duckos"
+    other = make_plan(plan.fleet, tmp_path, {"duck01": Intent("image", "lab-2")})
+    assert answer(other, 1, 7).reason.endswith("image build duckos|linux --name lab-2")
 
 
 def test_explain_has_every_way_to_ask(plan: BootPlan) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from boot_kit import make_fleet
 
+from duckctl import cli
 from duckctl.boot.intents import INVENTORY_INTENT, Intent, IntentError, Intents
 
 
@@ -137,6 +138,22 @@ def test_the_commands_change_and_show_them(tmp_path: Path) -> None:
     assert "there is no image 'nothing'" in refused.stderr
     cleared = duckctl(tmp_path, "boot", "clear", "all")
     assert "cleared: duck01, duck02" in cleared.stderr
+
+
+def test_the_next_step_makes_the_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image of another name than its kind is built with --name; what cannot be a name of an
+    image is told so, and the name that means the own disk is none."""
+    inventory = ("--inventory", str(make_fleet(tmp_path).path))
+    for target, hint in (
+        ("duckos", "build it: duckctl image build duckos\n"),
+        ("lab-2", "build it: duckctl image build duckos|linux --name lab-2\n"),
+        ("Lab_2", "'Lab_2' is no image name"),
+    ):
+        assert cli.run(["boot", "set", "duck03", target, *inventory]) == 2
+        assert hint in capsys.readouterr().err
+    (tmp_path / "fleet.pub").write_text(f"duck-p256-public:04{'ab' * 64}\n")
+    assert cli.run(["image", "build", "duckos", "--name", "local", *inventory]) == 2
+    assert "means the duck's own disk" in capsys.readouterr().err
 
 
 def test_config_is_printed_and_nothing_written(tmp_path: Path) -> None:
