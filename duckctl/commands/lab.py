@@ -22,6 +22,9 @@ STATE_DIR = typer.Option(
     None, "--state-dir", help="Folder of the lab.  [default: $XDG_STATE_HOME/duckctl/lab]"
 )
 PROBE_TIMEOUT_S = 3.0
+TYPED = "COMMANDLINE"  # the source of an option that was given, not left to its default
+# What duck processes have no use for.
+QEMU_OPTIONS = ("boot", "firmware", "nic", "memory", "image", "dispatch", "bmc", "off")
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 NAMES = typer.Argument(help="Ducks, e.g. d02.")
 
@@ -79,8 +82,28 @@ def _require_answers(folder: LabFolder, names: list[str]) -> None:
             warn(f"{duck.name} {duck.problem}")
 
 
+def _process_cores(context: typer.Context, cores: str, wait: bool) -> int:
+    """Cores of each duck process. Raises UsageError for options that only virtual boxes heed."""
+    sources = {name: context.get_parameter_source(name) for name in QEMU_OPTIONS}
+    given = [f"--{name}" for name, source in sources.items() if source and source.name == TYPED]
+    if not wait:
+        given.append("--no-wait")
+    if given:
+        raise UsageError(
+            f"duck processes have no {', '.join(given)}", "add --backend qemu, or leave it out"
+        )
+    counts = numbers(cores, "--cores-per-duck", 1, 64)
+    if len(counts) > 1:
+        raise UsageError(
+            f"--cores-per-duck {cores}: duck processes have one number of cores",
+            "give one number, or add --backend qemu",
+        )
+    return counts[0]
+
+
 @app.command()
 def up(
+    context: typer.Context,
     ducks: int = typer.Option(4, "--ducks", help="Number of ducks."),
     domains: int = typer.Option(1, "--domains", help="Number of domains they are spread over."),
     backend: str = typer.Option(
@@ -99,7 +122,7 @@ def up(
     dispatch: str = typer.Option("broadcast", "--dispatch", help="qemu: of CALLs; or unicast."),
     bmc: bool = typer.Option(False, "--bmc", help="qemu: a board controller (IPMI) per guest."),
     off: bool = typer.Option(False, "--off", help="qemu: leave the boxes without power."),
-    wait: bool = typer.Option(True, "--wait/--no-wait", help="Wait until every duck answers."),
+    wait: bool = typer.Option(True, "--wait/--no-wait", help="qemu: until every duck answers."),
     state_dir: Path | None = STATE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -128,12 +151,12 @@ def up(
             as_json=as_json,
         )  # fmt: skip
         return
+    core_count = _process_cores(context, cores, wait)
     if folder.backend() == "qemu":
         raise UsageError(
             f"a qemu lab is up in {folder.root}",
             "end it with `duckctl lab down`, or use another --state-dir",
         )
-    (core_count,) = numbers(cores, "--cores-per-duck", 1, 64)[:1]
     state = lab.up(folder, LabShape(ducks, domains, core_count, mtu, poll))
     _require_answers(folder, [duck.name for duck in state.ducks])
     _report(folder, state, as_json)

@@ -235,6 +235,29 @@ def test_a_failed_start_leaves_no_process(
     assert not folder.state_file.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--firmware", "nonsense"], "duck processes have no --firmware"),
+        (["--boot", "pxe", "--bmc", "--off"], "duck processes have no --boot, --bmc, --off"),
+        (["--nic", "virtio", "--memory", "64"], "duck processes have no --nic, --memory"),
+        (["--image", "linux", "--dispatch", "unicast"], "have no --image, --dispatch"),
+        (["--no-wait"], "duck processes have no --no-wait"),
+        (["--cores-per-duck", "1,4"], "--cores-per-duck 1,4: duck processes have one number"),
+        (["--cores-per-duck", "1,x"], "'x' is not a number from 1 to 64"),
+    ],
+)
+def test_options_of_virtual_boxes_are_refused_without_them(
+    words: list[str], problem: str, folder: LabFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is started and ignored; the hint names the backend that heeds the option."""
+    assert run(folder, "up", *words) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "hint: " not in error or "add --backend qemu" in error
+    assert not folder.state_file.exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
