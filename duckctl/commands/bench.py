@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from duckctl.bench.kernels import CacheRow, Row, Setup
     from duckctl.bench.peer import PeerRow
 
+CORES_MAX = 64  # of one kernel (kernels/include/duck/kernel_abi.h)
+TOKENS_MAX = 512  # of one call (kernels/include/duck/experts.h)
+HIDDEN_MAX = 32768  # kernels/src/directory.h
+TOKEN_COUNTS = typer.Option(
+    [], "--tokens", min=1, max=TOKENS_MAX, help="[default: 1, 2, 16, 64, 256]"
+)
+THREAD_COUNTS = typer.Option([], "--threads", min=1, max=CORES_MAX, help="[default: 1 and all]")
+
 app = typer.Typer(help="Measure kernels, transport and the whole.")
 bench_serve.register(app)
 bench_gpu.register(app)
@@ -45,8 +53,8 @@ def kernels_command(
     shapes: list[str] = typer.Option(
         [], "--shape", help="HIDDENxROWS of a slice.  [default: 7168x64, 7168x128, 2048x32]"
     ),
-    tokens: list[int] = typer.Option([], "--tokens", help="[default: 1, 2, 16, 64, 256]"),
-    threads: list[int] = typer.Option([], "--threads", help="[default: 1 and all]"),
+    tokens: list[int] = TOKEN_COUNTS,
+    threads: list[int] = THREAD_COUNTS,
     gigabytes: float = typer.Option(2.0, "--gigabytes", min=0.01, help="Weights to run over."),
     slices: int = typer.Option(60, "--slices", min=3, help="Paired slices per median."),
     hot: bool = typer.Option(
@@ -71,7 +79,7 @@ def kernels_command(
 
     wanted = _choices(formats, FORMATS)
     shape_list = [_shape(text) for text in shapes] or list(SHAPES)
-    counts = threads or sorted({1, os.cpu_count() or 1})
+    counts = threads or sorted({1, min(os.cpu_count() or 1, CORES_MAX)})
     setup = Setup(gigabytes, slices, hot)
     cache = _cache_rows(wanted, tokens or list(TOKENS))
     memory = _memory_rows(setup, wanted, shape_list, tokens or list(TOKENS), counts, cache)
@@ -93,10 +101,13 @@ def _choices(given: list[str], known: tuple[str, ...]) -> list[str]:
 def _shape(text: str) -> tuple[int, int]:
     hidden, separator, rows = text.partition("x")
     fits = separator and hidden.isdecimal() and rows.isdecimal()
-    if not fits or int(hidden) % 128 or int(rows) % 32 or not 0 < int(rows) <= 4096:
+    if fits:
+        fits = int(hidden) in range(128, HIDDEN_MAX + 1, 128) and int(rows) in range(32, 4097, 32)
+    if not fits:
         raise UsageError(
             f"--shape '{text}' is no slice",
-            "write HIDDENxROWS, hidden a multiple of 128, rows one of 32 up to 4096: 7168x64",
+            f"write HIDDENxROWS, hidden a multiple of 128 up to {HIDDEN_MAX}, rows one of 32 up to "
+            "4096: 7168x64",
         )
     return int(hidden), int(rows)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from duckctl.errors import UsageError
+from duckctl.fleet_file import DUCKS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MTU_MIN, MTU_MAX = 1280, 9000  # host_runtime/transport/transport.cc
+PACKET_HEADERS_BYTES = 92  # IP, UDP and our own, as host_runtime/bench/gap.py cuts messages
+RAW_PACKETS_MAX = 64  # of one message: host_runtime/transport/raw/duckraw.c
 POLICIES = ("block", "sleep", "spin")
 DUCKS = typer.Option("1,2,4", "--ducks", help="Numbers of ducks, one per domain.")
 MTU = typer.Option("1500,9000", "--mtu", help="MTUs: they decide the packets' sizes.")
@@ -48,7 +53,10 @@ def gap(
     from duckctl.console import print_json, print_table, talk
 
     words = ["--ducks", ducks, "--bytes", sizes, "--mtu", mtu, "--calls", str(calls)]
-    check_numbers(ducks, sizes, mtu)
+    check_numbers("--ducks", ducks, 1, DUCKS_MAX)
+    smallest = min(check_numbers("--mtu", mtu, MTU_MIN, MTU_MAX))
+    packet_bytes = (smallest - PACKET_HEADERS_BYTES) // 64 * 64
+    check_numbers("--bytes", sizes, 4, RAW_PACKETS_MAX * packet_bytes, 4)
     document = run_bench("gap", [*words, *policy_words(poll)])
     if as_json:
         print_json(document)
@@ -82,7 +90,8 @@ def wire(
     from duckctl.console import print_json, print_table
 
     words = ["--ducks", ducks, "--mtu", mtu, "--megabytes", str(megabytes), "--loss", str(loss)]
-    check_numbers(ducks, mtu)
+    check_numbers("--ducks", ducks, 1, DUCKS_MAX)
+    check_numbers("--mtu", mtu, MTU_MIN, MTU_MAX)
     document = run_bench("link", [*words, *policy_words(poll)])
     if as_json:
         print_json(document)
@@ -127,8 +136,14 @@ def policy_words(poll: str) -> list[str]:
     return ["--poll", poll]
 
 
-def check_numbers(*lists: str) -> None:
-    """UsageError unless each text is a list of positive numbers."""
-    for text in lists:
-        if not text or any(not word.isdigit() or int(word) == 0 for word in text.split(",")):
-            raise UsageError(f"'{text}' is no list of numbers", "write them like 1,2,4")
+def check_numbers(option: str, text: str, low: int, high: int, step: int = 1) -> list[int]:
+    """``1,2,4`` -> [1, 2, 4], multiples of ``step`` from ``low`` to ``high``, else UsageError."""
+    words = text.split(",")
+    if any(not re.fullmatch("[0-9]{1,9}", word) for word in words):
+        raise UsageError(f"{option} '{text[:40]}' is no list of numbers", "write them like 1,2,4")
+    found = [int(word) for word in words]
+    for number in found:
+        if not low <= number <= high or number % step:
+            kind = f"multiple of {step}" if step > 1 else "number"
+            raise UsageError(f"{option} {number}: expected a {kind} from {low} to {high}")
+    return found

@@ -8,7 +8,9 @@ from typing import Any
 import typer
 
 from duckctl.commands.bench_gap import AS_JSON, DUCKS, POLL, check_numbers, policy_words
+from duckctl.fleet_file import DUCKS_MAX
 
+HIDDEN_MAX = 32768  # kernels/src/directory.h
 WAYS = ("native", "python", "submit")
 
 
@@ -38,7 +40,8 @@ def lanes(
     from duckctl.bench.transport import run_bench
     from duckctl.console import print_json, print_table
 
-    check_numbers(ducks, hidden)
+    check_numbers("--ducks", ducks, 1, DUCKS_MAX)
+    check_numbers("--hidden", hidden, 128, HIDDEN_MAX, 128)
     words = ["--ducks", ducks, "--hidden", hidden, "--calls", str(calls)]
     document = run_bench("lanes", [*words, *policy_words(poll)])
     if as_json:

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 
 from duckctl.console import human_bytes, print_json, print_table, warn
-from duckctl.errors import ExitCode
+from duckctl.errors import ExitCode, UsageError
 from duckctl.inventory_choice import choose_inventory
-from duckctl.run_once.limits import size_bytes, time_ms
+from duckctl.run_once.limits import OUTPUT_BYTES_MAX, size_bytes, time_ms
 from duckctl.run_once.run import RunRequest, find_duck, run_once
 
 app = typer.Typer()
@@ -46,6 +46,8 @@ def run(
       duckctl run roofline.elf --duck d01 --cores 4 --time-limit 30s --json
       duckctl run sort.elf --duck d01 --input numbers --time-limit 500ms --memory-limit 64M
     """
+    if weights is not None and no_weights:
+        raise UsageError("--weights and --no-weights exclude each other", "give one of them")
     request = RunRequest(
         kernel=kernel,
         input=input_file,
@@ -55,7 +57,7 @@ def run(
         cores=cores,
         time_limit_ms=time_ms(time_limit, "--time-limit"),
         memory_limit=size_bytes(memory_limit, "--memory-limit"),
-        output_limit=size_bytes(output_limit, "--output-limit"),
+        output_limit=size_bytes(output_limit, "--output-limit", 1, OUTPUT_BYTES_MAX),
     )
     fleet = choose_inventory(inventory)
     document = run_once(fleet, find_duck(fleet, duck), request)

@@ -15,7 +15,7 @@ from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
 from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabFolder, LabShape
-from duckctl.run_once.limits import size_bytes, time_ms
+from duckctl.run_once.limits import OUTPUT_BYTES_MAX, size_bytes, time_ms
 
 Kernel = Callable[..., bytes]
 INVENTORY = """\
@@ -156,6 +156,13 @@ def test_what_can_not_be_run(
     assert "/no/where: no such file" in capsys.readouterr().err
     assert cli.run([*base, "--duck", "d01", "--memory-limit", "1M"]) == ExitCode.FAILURE
     assert "too small" in capsys.readouterr().err
+    for words, problem in (
+        (["--output-limit", "0"], "--output-limit 0: expected 1 to 33554432 bytes"),
+        (["--time-limit", "11m"], "--time-limit 11m: at most 10 minutes"),
+        (["--weights", str(elf), "--no-weights"], "exclude each other"),
+    ):
+        assert cli.run([*base, "--duck", "d01", *words]) == ExitCode.USAGE
+        assert problem in capsys.readouterr().err
     elf.write_bytes(b"no ELF at all")
     assert cli.run([*base, "--duck", "d01"]) == ExitCode.FAILURE
     assert "is not a kernel" in capsys.readouterr().err
@@ -169,10 +176,14 @@ def test_limits_as_people_write_them() -> None:
     assert time_ms("1.5s", "--time-limit") == 1500
     assert time_ms("2", "--time-limit") == 2000
     assert time_ms("250ms", "--time-limit") == 250
-    assert time_ms("10080m", "--time-limit") == 7 * 24 * 3600 * 1000
-    for wrong in ("", "much", "-1", "3 days", "99999999999999", "9" * 400 + "s"):
+    assert time_ms("10m", "--time-limit") == 600_000
+    assert size_bytes("32M", "--output-limit", 1, OUTPUT_BYTES_MAX) == 32 << 20
+    for wrong in ("", "much", "-1", "3 days", "601", "99999999999999", "9" * 400 + "s"):
         with pytest.raises(UsageError, match="--x"):
             time_ms(wrong, "--x")
-    for wrong in ("", "much", "-1", "3 days", "9999999G", "9" * 400):
+    for wrong in ("", "much", "-1", "3 days", "1025G", "9" * 400):
         with pytest.raises(UsageError, match="--x"):
             size_bytes(wrong, "--x")
+    for wrong in ("0", "0.5", "33M", "9" * 400):
+        with pytest.raises(UsageError, match=f"--x {wrong[:40]}: expected 1 to 33554432 bytes"):
+            size_bytes(wrong, "--x", 1, OUTPUT_BYTES_MAX)

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from duckctl import cli
+from duckctl.errors import ExitCode
+
 
 def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "duckctl", "bench", "kernels", *arguments]
@@ -45,9 +48,24 @@ def test_json_has_the_documented_fields() -> None:
         (("--shape", "7168"), "--shape '7168' is no slice"),
         (("--shape", "100x32"), "--shape '100x32' is no slice"),
         (("--shape", "128x0"), "--shape '128x0' is no slice"),
+        (("--shape", "0x32"), "--shape '0x32' is no slice"),
     ],
 )
-def test_bad_arguments_are_named(arguments: tuple[str, ...], text: str) -> None:
-    done = run_bench(*arguments)
-    assert done.returncode == 2
-    assert text in done.stderr
+def test_bad_arguments_are_named(
+    arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", "kernels", *arguments]) == ExitCode.USAGE
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("--tokens", value) for value in ("0", "-1", "513")],
+        *[("--threads", value) for value in ("0", "65", "100000")],
+    ],
+)
+def test_bounds_of_the_kernel(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the kernel would refuse is wrong input, not a failure of the benchmark."""
+    assert cli.run(["bench", "kernels", option, "1", option, value]) == ExitCode.USAGE
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err

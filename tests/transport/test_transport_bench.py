@@ -54,6 +54,31 @@ def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("gap --mtu 10", "--mtu 10: expected a number from 1280 to 9000"),
+        ("gap --mtu 1500,9001", "--mtu 9001: expected"),
+        ("gap --ducks 1,65", "--ducks 65: expected a number from 1 to 64"),
+        ("gap --bytes 30", "--bytes 30: expected a multiple of 4 from 4 to 90112"),
+        ("gap --bytes 2048,90116", "--bytes 90116: expected"),
+        ("gap --bytes " + "9" * 5000, "is no list of numbers"),
+        ("wire --mtu 10", "--mtu 10: expected a number from 1280 to 9000"),
+        ("wire --ducks 1000", "--ducks 1000: expected a number from 1 to 64"),
+        ("lanes --hidden 7", "--hidden 7: expected a multiple of 128 from 128 to 32768"),
+        ("lanes --ducks 1000", "--ducks 1000: expected a number from 1 to 64"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(
+    words: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bounds of the transport, the kernels and the raw sockets: told before a duck is started."""
+    assert cli.run(["bench", *words.split()]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert problem in captured.err
+    assert captured.out == ""
+
+
 @pytest.mark.slow
 def test_lanes_tell_both_ways_and_the_bare_call(capsys: pytest.CaptureFixture[str]) -> None:
     """All from the same run; no way beats the transport that all of them use."""
