@@ -199,6 +199,11 @@ def _with_fleet(setup: Any, path: Path) -> Any:
 def _predict(setup: Any, catalogue: Any, prompt: int, trace: Path | None, as_json: bool) -> None:
     from duckctl.plan.predict import band, levers, predict
 
+    if prompt > setup.model.context:
+        raise UsageError(
+            f"--prompt {prompt} is more than {setup.model.title} can do",
+            f"at most {setup.model.context}",
+        )
     result = predict(setup, prompt)
     result = replace(result, band=band(setup), levers=levers(setup, catalogue))
     if trace is not None:

@@ -76,6 +76,7 @@ def test_trace_opens_as_a_trace(tmp_path: Path) -> None:
         (["--mtp", "1.5"], "--mtp is 1.5"),
         (["--mtu", "4000"], "--mtu is 4000"),
         (["--context", "999999"], "more than DeepSeek-V3.2"),
+        (["--prompt", "163841"], "--prompt 163841 is more than DeepSeek-V3.2"),
         (["--nic", "100g"], "faster than the host's"),
         (["--model", "qwen3-30b-a3b", "--ducks", "24", "--mtp", "0.5"], "has no MTP layer"),
         (["--plot", "x"], "--plot draws a sweep"),
