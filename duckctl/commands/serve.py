@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from duckctl.console import talk, warn
+from duckctl.early_checks import check_serve_options
 from duckctl.errors import UsageError
 from duckctl.inventory import Fleet
 from duckctl.inventory_choice import choose_inventory
@@ -207,8 +208,7 @@ def serve(
 def _serve(options: ServeOptions, model: str, inventory: Path | None, shard: bool) -> int:
     fleet: Fleet | None = None
     cache: Path | None = None
-    if options.api_key_file is not None and not options.api_key_file.is_file():
-        raise UsageError(f"there is no key file {options.api_key_file}")
+    check_serve_options(options)
     check_port(options.host, options.port)
     if options.experts == "remote":
         fleet = choose_inventory(inventory)

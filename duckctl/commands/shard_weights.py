@@ -61,6 +61,7 @@ def shard_weights(
       duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --format auto
       duckctl shard-weights /models/DeepSeek-V3.2 -i rack32.yml --host-weights /models/host
     """
+    from duckctl.early_checks import check_export_folder
     from duckctl.host_weights import export_host_weights
     from duckctl.model_dir import resolve_model_dir
     from duckctl.shards.checkpoint import open_checkpoint
@@ -73,9 +74,12 @@ def shard_weights(
     if fmt not in FORMATS:
         raise UsageError(f"--format '{fmt}' is unknown", f"formats: {', '.join(FORMATS)}")
     _check_purpose(dry_run, verify, source_sha256, host_weights)
+    if host_weights is not None:
+        check_export_folder(host_weights)
     threads = threads or _core_count()
     memory_limit_bytes = parse_bytes(memory_limit, "--memory-limit")
     checkpoint = open_checkpoint(resolve_model_dir(model))
+    _check_count(checkpoint.shape.moe_intermediate_size, ducks)
     named = _ducks(inventory, ducks)
     if fmt == "auto":
         fmt = _fastest_exact(checkpoint, inventory)
@@ -128,6 +132,18 @@ def _core_count() -> int:
     import os
 
     return len(os.sched_getaffinity(0))
+
+
+def _check_count(rows: int, count: int | None) -> None:
+    """Refuses what no plan has before a name is made for each duck."""
+    from duckctl.shards.errors import PlanError
+    from duckctl.shards.layout import PANEL_ROWS
+
+    if count is not None and count > rows // PANEL_ROWS:
+        raise PlanError(
+            f"{count} ducks cannot share {rows} rows: a slice has at least {PANEL_ROWS}",
+            f"use at most {rows // PANEL_ROWS} ducks for this model",
+        )
 
 
 def _ducks(inventory: Path | None, count: int | None) -> NamedDucks:

@@ -59,6 +59,11 @@ def test_bad_faults_are_refused(text: str) -> None:
     [
         (["no-such-folder"], "there is no model folder no-such-folder"),
         (["."], "no config.json"),
+        (["ducklet", "--api-key-file", "open"], "--api-key-file: other users can read open"),
+        (["ducklet", "--api-key-file", "short"], "--api-key-file: short does not hold one line"),
+        (["ducklet", "--host-weights", "."], "--host-weights: there is no host.json in ."),
+        (["ducklet", "--host-weights", ".", "--device", "cpu"], "--device cpu does not use"),
+        (["ducklet", "--max-context", "2049"], "--max-context 2049 is more than ducklet can do"),
         (["ducklet", "--inventory", "nothing.yml"], "cannot read inventory nothing.yml"),
         (["ducklet", "--host", "256.0.0.1"], "--host 256.0.0.1"),
         (["ducklet", "--experts", "local", "--faults", "drop=0.1"], "--experts local has none"),
@@ -73,6 +78,9 @@ def test_wrong_input_is_named_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, key, mode in (("open", "k" * 16, 0o644), ("short", "k" * 15, 0o600)):
+        (tmp_path / name).write_text(key)
+        (tmp_path / name).chmod(mode)
     assert cli.run(["serve", *arguments, "--port", "0"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 

@@ -271,6 +271,8 @@ def test_uneven_weights_make_uneven_slices(duckctl: Duckctl) -> None:
     ("arguments", "code", "words"),
     [
         (["ducklet", "--ducks", "3"], 2, ["3 ducks cannot share 256 rows", "1, 2, 4, 8"]),
+        (["ducklet", "--ducks", "9"], 2, ["9 ducks cannot share 256 rows", "at most 8 ducks"]),
+        (["ducklet", "--ducks", "9", "--weights", "1"], 2, ["at most 8 ducks for this model"]),
         (["ducklet"], 2, ["needs either --inventory or --ducks"]),
         (["nowhere", "--ducks", "4"], 2, ["nowhere"]),
         (["ducklet", "--ducks", "4", "--format", "fp4"], 2, ["--format 'fp4' is unknown"]),
