@@ -28,7 +28,7 @@ def check_serve_options(options: ServeOptions) -> None:
 
 def check_export_folder(folder: Path) -> None:
     """Raises UsageError when host weights cannot be written there, as far as rights tell."""
-    place = folder.expanduser().absolute()
+    place = folder.absolute()
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     if not place.is_dir():

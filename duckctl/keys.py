@@ -101,7 +101,8 @@ def read_public_key(path: Path) -> bytes:
     if key is None or key[0] != 4:
         if _line(path).startswith(PRIVATE_LABEL):
             raise UsageError(
-                f"key file {path} holds a private key, which never leaves the host",
+                f"key file {path} does not hold a public key but the private one, which never "
+                "leaves the host",
                 "give its public half, the .pub file that lies beside it",
             )
         raise _not_a_key(path, f"'{PUBLIC_LABEL}' and {2 * PUBLIC_BYTES} hex digits")

@@ -110,7 +110,7 @@ def test_a_private_key_gets_to_no_duck(tmp_path: Path, monkeypatch: pytest.Monke
     key = tmp_path / "fleet.key"
     words = ["linux-ducks", "-i", "fleet.yml", "--duckd", "/bin/true", "--fleet-public", str(key)]
     for content, problem in (
-        (f"duck-p256-private:{'ab' * 32}\n", "private key, which never leaves the host"),
+        (f"duck-p256-private:{'ab' * 32}\n", "the private one, which never leaves the host"),
         ("something else\n", "does not hold 'duck-p256-public:'"),
     ):
         key.write_text(content)
