@@ -104,16 +104,17 @@ bool Domain::take_commands() {
     return true;
 }
 
+// Ops of the whole domain name no link: a domain may be without ducks.
 void Domain::execute(Op *op) {
-    Link &link = *links_[op->link];
+    auto link = [&]() -> Link & { return *links_[op->link]; };
     switch (op->kind) {
-    case Op::Kind::hello: start_hello(link, static_cast<HelloOp *>(op)); return;
-    case Op::Kind::request: start_request(link, static_cast<RequestOp *>(op)); return;
-    case Op::Kind::write: link.bulk.start(*this, link, static_cast<WriteOp *>(op)); return;
-    case Op::Kind::detach: detach(link, DUCKHOST_ERR_STATE, "was detached"); break;
+    case Op::Kind::hello: start_hello(link(), static_cast<HelloOp *>(op)); return;
+    case Op::Kind::request: start_request(link(), static_cast<RequestOp *>(op)); return;
+    case Op::Kind::write: link().bulk.start(*this, link(), static_cast<WriteOp *>(op)); return;
+    case Op::Kind::detach: detach(link(), DUCKHOST_ERR_STATE, "was detached"); break;
     case Op::Kind::faults: set_faults(*static_cast<FaultsOp *>(op)); break;
     case Op::Kind::forget_calls: forget_calls(*static_cast<ForgetCallsOp *>(op)); break;
-    case Op::Kind::domain_key: wait_domain_key(link, static_cast<DomainKeyOp *>(op)); return;
+    case Op::Kind::domain_key: wait_domain_key(link(), static_cast<DomainKeyOp *>(op)); return;
     case Op::Kind::make_domain_key:
         if (!refresh_domain_key())
             fail(&op->error, DUCKHOST_ERR_SYSTEM, -1, "the system gives no random bytes");

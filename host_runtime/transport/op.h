@@ -26,7 +26,7 @@ struct Op {
     Op(Kind kind_, uint32_t link_) : kind(kind_), link(link_) { succeed(&error); }
 
     const Kind kind;
-    const uint32_t link; // index within the domain
+    const uint32_t link; // index within the domain; ops of a whole domain leave it alone
     Op *next = nullptr;
     duckhost_error error{}; // of the domain thread until finish(), then of the asking thread
 

@@ -21,6 +21,7 @@ from transport_kit import (
     call,
     factor_of,
     let_pass,
+    library,
     load,
     make_a_long_call,
     message,
@@ -36,9 +37,12 @@ from transport_kit import (
 from host_runtime import wire
 from host_runtime.transport import (
     DeadlineError,
+    DomainEndpoint,
+    DuckEndpoint,
     DuckFaultError,
     DuckUnreachableError,
     Faults,
+    Transport,
     TransportCode,
     TransportError,
     TransportOptions,
@@ -95,6 +99,26 @@ def test_tickets_are_released_in_any_order(tmp_path: Path, echo_kernel: bytes) -
             )
         out = wait_sum(transport, tickets[5], 100)
         np.testing.assert_array_equal(out, scaled_sum(values * np.float32(5), range(2)))
+
+
+def test_a_domain_without_ducks_is_in_nobodys_way(tmp_path: Path, echo_kernel: bytes) -> None:
+    """Faults, sessions and calls of a fleet whose second domain is empty, as in a spare one."""
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf:
+        duck = shelf.ducks[0]
+        domains = [DomainEndpoint(name, None, None, 1500) for name in ("domain1", "spare")]
+        ducks = [DuckEndpoint("d01", duck.address, duck.port, 0)]
+        with Transport(library(), domains, ducks, shelf.key) as transport:
+            load(transport, 0, echo_kernel, factor_of(0))
+            transport.set_faults(Faults())
+            transport.session_open([0], open_request(), OPEN_MS)
+            values = np.ones(10, np.float32)
+            for _ in range(6):
+                np.testing.assert_array_equal(
+                    call(transport, scale_call(values), 10), scaled_sum(values, [0])
+                )
+            transport.session_open([0], open_request(), OPEN_MS)  # fresh domain keys
+            call(transport, scale_call(values), 10)
+            transport.session_close()
 
 
 def test_each_ducks_bytes_can_be_read(tmp_path: Path, echo_kernel: bytes) -> None:
