@@ -89,7 +89,7 @@ class Domain {
     bool send_to_all(const Message &message, uint32_t index, uint64_t members);
     Port &transmit_port() { return *port_; }
     const DomainCalls &calls() const { return calls_; }
-    uint16_t call_stride() const { return stride_for_mtu(config_.mtu, 0); }
+    uint16_t call_stride() const { return call_stride_for_mtu(config_.mtu); }
     std::vector<std::unique_ptr<Link>> &links() { return links_; }
 
     // The error of a duck that owes an answer and is silent; `during` is e.g. "call 812".

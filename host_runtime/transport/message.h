@@ -27,7 +27,11 @@ constexpr uint16_t stride_for_mtu(uint32_t mtu, uint32_t prefix_bytes) {
     return static_cast<uint16_t>((mtu - kIpUdpBytes - sizeof(duck_packet_header) - prefix_bytes) /
                                  64 * 64);
 }
-static_assert(stride_for_mtu(1500, 0) == DUCK_WIRE_FRAGMENT_BYTES_1500, "the contract's stride");
+// Of a CALL: its RESULT uses the same stride and has a prefix in front of each fragment's data.
+constexpr uint16_t call_stride_for_mtu(uint32_t mtu) {
+    return stride_for_mtu(mtu, sizeof(duck_result_prefix));
+}
+static_assert(call_stride_for_mtu(1500) == DUCK_WIRE_FRAGMENT_BYTES_1500, "the contract's stride");
 static_assert(stride_for_mtu(9000, 16) == DUCK_WIRE_FRAGMENT_BYTES_MAX, "the contract's stride");
 
 inline uint32_t fragment_count(const Message &message) {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from relay import relayed
 from transport_kit import (
     BUSY,
     CRASH,
@@ -153,6 +154,27 @@ def test_large_calls_and_results_arrive_whole(tmp_path: Path, echo_kernel: bytes
         assert words[0] == first
         follow = words[:-1].astype(np.uint64) * 1664525 + 1013904223
         np.testing.assert_array_equal(words[1:], (follow & 0xFFFFFFFF).astype(np.uint32))
+
+
+@pytest.mark.parametrize("mtu", [1280, 1495, 1500])  # 1495: 1411 bytes are left, 3 over 22 x 64
+def test_every_packet_fits_the_domains_mtu(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
+    """The duck's RESULT too, which takes the CALL's stride and puts a prefix in front."""
+    values = np.arange(3000, dtype=np.float32)
+    with (
+        running_shelf(tmp_path, echo_kernel, [0], mtu) as shelf,
+        relayed((shelf.ducks[0].address, shelf.ducks[0].port)) as relay,
+    ):
+        domains = [DomainEndpoint("domain1", None, None, mtu)]
+        ducks = [DuckEndpoint("d01", "127.0.0.1", relay.port, 0)]
+        with Transport(library(), domains, ducks, shelf.key) as transport:
+            load(transport, 0, echo_kernel, factor_of(0))
+            transport.session_open([0], open_request(), OPEN_MS)
+            np.testing.assert_array_equal(
+                call(transport, scale_call(values), len(values)), scaled_sum(values, [0])
+            )
+    full = {wire.MessageType.CALL, wire.MessageType.RESULT, wire.MessageType.WRITE}
+    assert all(mtu - 28 - 64 - 8 < relay.largest[kind] for kind in full)
+    assert max(relay.largest.values()) + 28 <= mtu, relay.largest
 
 
 def test_wrong_result_size_is_named(tmp_path: Path, echo_kernel: bytes) -> None:

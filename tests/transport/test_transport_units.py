@@ -25,7 +25,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     [
         *("off", "seed", "all_or_nothing", "reorder", "cut", "corrupt", "cutting", "sums"),
-        *("clock", "trace_ring"),
+        *("clock", "strides", "trace_ring"),
     ],
 )
 def test_unit(units: Path, name: str) -> None:

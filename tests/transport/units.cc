@@ -221,6 +221,33 @@ void check_cutting() {
     }
 }
 
+// Of a domain's CALL and RESULT, and of WRITE: whole fragments fit the MTU, with one more stride
+// they would not.
+void check_strides() {
+    constexpr uint32_t step = 64;
+    const std::string data(2 * DUCK_WIRE_FRAGMENT_BYTES_MAX, 'x');
+    const duck_write_prefix prefix{}; // the longest one
+    for (uint32_t mtu = 1280; mtu <= 9000; mtu++) {
+        const auto write_stride = stride_for_mtu(mtu, sizeof(duck_write_prefix));
+        const std::pair<uint8_t, uint16_t> kinds[] = {{DUCK_MSG_CALL, call_stride_for_mtu(mtu)},
+                                                      {DUCK_MSG_RESULT, call_stride_for_mtu(mtu)},
+                                                      {DUCK_MSG_WRITE, write_stride}};
+        for (const auto &[type, stride] : kinds) {
+            Message message;
+            message.type = type;
+            message.data = reinterpret_cast<const uint8_t *>(data.data());
+            message.bytes = stride + 1u;
+            message.stride = stride;
+            message.prefix = &prefix;
+            uint8_t packet[kPacketRoom];
+            const uint32_t bytes = build_fragment(packet, message, 0, 5, DUCK_KEY_SESSION);
+            require(stride % step == 0 && bytes + kIpUdpBytes <= mtu, "a packet fits the MTU");
+            if (type != DUCK_MSG_CALL) // its stride is the one of its RESULT
+                require(bytes + kIpUdpBytes + step > mtu, "and uses it");
+        }
+    }
+}
+
 void check_sums() {
     alignas(64) float parts[3][37];
     alignas(64) uint16_t halves[3][37];
@@ -308,6 +335,7 @@ int main(int count, char **words) {
         {"cut", check_cut},
         {"corrupt", check_corrupt},
         {"cutting", check_cutting},
+        {"strides", check_strides},
         {"sums", check_sums},
         {"clock", check_clock},
         {"trace_ring", check_trace_ring}};
