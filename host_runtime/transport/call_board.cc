@@ -147,7 +147,9 @@ void CallBoard::wait_finished(CallSlot &slot) {
 
 bool CallBoard::has_credit(uint32_t number) {
     const CallSlot *before = ring_[number % kCallsInFlight].load();
-    return before == nullptr || before->open_parts.load() == 0;
+    // A slot that has another number by now was given away because its call was over.
+    return before == nullptr || before->number != number - kCallsInFlight ||
+           before->open_parts.load() == 0;
 }
 
 void CallBoard::wait_credit(uint32_t number) {

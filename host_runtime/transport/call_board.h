@@ -86,7 +86,8 @@ class CallBoard {
     // From the API threads. True when the session has ended; then *error tells why.
     bool has_ended(duckhost_error *error);
     void wait_finished(CallSlot &slot); // blocks until every part is done or one failed
-    // Blocks until call `number` may begin, or the session has ended.
+    // Of the next call, by the one thread that submits now: nobody else gives slots away.
+    // wait_credit blocks until call `number` may begin, or the session has ended.
     void wait_credit(uint32_t number);
     bool has_credit(uint32_t number);
     void copy_error(CallSlot &slot, duckhost_error *error);

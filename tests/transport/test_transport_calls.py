@@ -156,6 +156,24 @@ def test_large_calls_and_results_arrive_whole(tmp_path: Path, echo_kernel: bytes
         np.testing.assert_array_equal(words[1:], (follow & 0xFFFFFFFF).astype(np.uint32))
 
 
+@pytest.mark.parametrize("released", [0, 1])
+def test_the_fourth_call_goes_out_whatever_was_released_first(
+    tmp_path: Path, echo_kernel: bytes, released: int
+) -> None:
+    """Of two finished calls one keeps its ticket; then four more are with the duck at once."""
+    values = np.ones(10, np.float32)
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
+        tickets = [submit(transport, scale_call(values)) for _ in range(2)]
+        for ticket in tickets:
+            transport.wait(ticket)
+        transport.release(tickets[released])
+        before = transport.duck_status(0).calls
+        for _ in range(3):
+            submit(transport, message(BUSY, 0xFFFFFFFF))
+        submit(transport, scale_call(values))
+        assert transport.duck_status(0).calls == before, "it went out while three were computed"
+
+
 @pytest.mark.parametrize("mtu", [1280, 1495, 1500])  # 1495: 1411 bytes are left, 3 over 22 x 64
 def test_every_packet_fits_the_domains_mtu(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
     """The duck's RESULT too, which takes the CALL's stride and puts a prefix in front."""
