@@ -190,7 +190,8 @@ DUCKHOST_EXPORT void duckhost_stop(struct duckhost_fleet *fleet);
 /* Stops, waits for functions still running, and gives the memory back: the last use of `fleet`. */
 DUCKHOST_EXPORT void duckhost_close(struct duckhost_fleet *fleet);
 
-/* A new session with one duck (several may run in parallel). Replaces the session there was.
+/* A new session with one duck (several may run in parallel). Replaces the session there was as soon
+ * as the duck has proven its key; a handshake that fails after that leaves the duck detached.
  * `identity` is the key that the duck proved to hold: whether it is the right one is for the caller
  * to judge (duckhost_detach if not). */
 DUCKHOST_EXPORT int duckhost_hello(struct duckhost_fleet *fleet, uint32_t duck, uint32_t timeout_ms,

@@ -37,6 +37,7 @@ struct HelloState {
     enum class Step { hello, proof, ping };
     HelloOp *op = nullptr;
     Step step = Step::hello;
+    bool has_attached = false; // its INFO came; its PONG may not
     uint32_t session = 0;
     uint8_t host_nonce[DUCK_WIRE_NONCE_BYTES] = {};
     duck_cookie cookie{};

@@ -208,17 +208,22 @@ void Domain::take_info(Link &link, const duck_packet_header &header, const Recei
     link.was_refused = link.sent_wrong_seals = false;
     link.status.handshake_ns.set(elapsed_ns(now_ns(), hello.first_ns));
     attach(link, info);
+    hello.has_attached = true;
     hello.step = HelloState::Step::ping;
     hello.step_ns = now_;
     hello.backoff_ns = kHelloRetry;
     send_hello(link);
 }
 
+// The asker of a handshake that failed judges no identity: a session that it began is not used.
 void Domain::finish_hello(Link &link) {
     HelloOp *op = link.hello.op;
     link.hello.op = nullptr;
     explicit_bzero(&link.hello.keys, sizeof link.hello.keys);
-    if (op != nullptr) op->finish();
+    if (op == nullptr) return;
+    if (op->error.code != DUCKHOST_OK && link.hello.has_attached)
+        detach(link, DUCKHOST_ERR_STATE, "was detached: its HELLO failed");
+    op->finish();
 }
 
 void Domain::fail_hello(Link &link, duckhost_code code, const char *text) {

@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from real_duckd import new_key
+from relay import relayed
 from transport_kit import (
     BUSY,
     HELLO_MS,
@@ -38,6 +39,7 @@ from host_runtime.transport import (
     DuckRefusedError,
     DuckUnreachableError,
     Faults,
+    Greeting,
     Transport,
     TransportCode,
     TransportError,
@@ -141,6 +143,45 @@ def test_hello_survives_loss(tmp_path: Path, echo_kernel: bytes) -> None:
         for _ in range(10):
             transport.hello(0, 10000)
         assert transport.domain_stats(0).faults.dropped > 0
+
+
+@pytest.mark.parametrize("timeout_ms", [200, 900])  # after 600 ms HELLO begins anew
+def test_a_duck_whose_hello_failed_is_not_attached(tmp_path: Path, timeout_ms: int) -> None:
+    """It sent INFO and then nothing more: nobody judged its identity, so nobody may use it."""
+    told: list[wire.MessageType] = []
+
+    def until_info(kind: wire.MessageType) -> bool:
+        told.append(kind)
+        return wire.MessageType.INFO not in told[:-1]
+
+    def judge(index: int, greeting: Greeting) -> None:
+        raise ValueError(f"not asked about duck {index}: {greeting}")
+
+    with (
+        running_shelf(tmp_path, b"", [0]) as shelf,
+        relayed((shelf.ducks[0].address, shelf.ducks[0].port)) as relay,
+    ):
+        relay.passes = until_info
+        domains = [DomainEndpoint("domain1", None, None, 1500)]
+        ducks = [DuckEndpoint("d01", "127.0.0.1", relay.port, 0)]
+        with Transport(library(), domains, ducks, shelf.key, check_identity=judge) as transport:
+            with pytest.raises(DuckUnreachableError, match="d01"):
+                transport.hello(0, timeout_ms)
+            assert wire.MessageType.INFO in told
+            assert transport.duck_status(0).attached == 0
+            with pytest.raises(TransportError, match=r"d01 .*is not attached"):
+                transport.request(0, wire.MessageType.STATS, bytes(256), REQUEST_MS)
+
+
+def test_a_failed_hello_leaves_an_earlier_session_alone(tmp_path: Path) -> None:
+    """One that no INFO answered has replaced nothing."""
+    with running_shelf(tmp_path, b"", [0]) as shelf, shelf.transport() as transport:
+        transport.hello(0, HELLO_MS)
+        transport.set_faults(Faults(cut_ducks=(0,)))
+        with pytest.raises(DuckUnreachableError, match="d01"):
+            transport.hello(0, 100)
+        transport.set_faults(Faults())
+        transport.request(0, wire.MessageType.STATS, bytes(256), REQUEST_MS)
 
 
 def test_requests_and_their_replies(tmp_path: Path, echo_kernel: bytes) -> None:
