@@ -150,8 +150,7 @@ int Transport::open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadli
     return code;
 }
 
-int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t timeout_ms,
-                            duckhost_error *error) {
+int Transport::check_open(uint64_t ducks, const duck_open &open, duckhost_error *error) const {
     if (ducks == 0 || (ducks_.size() < 64 && ducks >> ducks_.size() != 0))
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "duck mask 0x%llx, there are %zu ducks",
                     static_cast<unsigned long long>(ducks), ducks_.size());
@@ -160,6 +159,25 @@ int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t time
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
                     "calls of %u and results of %u bytes: expected 1 to %u", open.call_bytes_max,
                     open.result_bytes_max, DUCK_WIRE_CALL_BYTES_MAX);
+    // A duck remembers so many fragments of a call; of one that has more it drops every packet.
+    for (uint32_t i = 0; i < ducks_.size(); i++) {
+        const Domain &domain = *ducks_[i].domain;
+        const uint64_t room = uint64_t{DUCK_WIRE_FRAGMENTS_MAX} * domain.call_stride();
+        if ((ducks >> i & 1) == 0 || open.call_bytes_max <= room) continue;
+        fail(error, DUCKHOST_ERR_ARGUMENT, -1,
+             "calls of %u bytes: domain %s with its MTU of %u carries at most %llu (%u fragments "
+             "of %u bytes)",
+             open.call_bytes_max, domain.name(), domain.mtu(),
+             static_cast<unsigned long long>(room), DUCK_WIRE_FRAGMENTS_MAX, domain.call_stride());
+        set_hint(error, "give the domain an MTU of 1500 or more, or ask for smaller calls");
+        return DUCKHOST_ERR_ARGUMENT;
+    }
+    return DUCKHOST_OK;
+}
+
+int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t timeout_ms,
+                            duckhost_error *error) {
+    if (int code = check_open(ducks, open, error)) return code;
     std::lock_guard<std::mutex> one_at_a_time(open_mutex_);
     const uint64_t deadline_ns = now_ns() + timeout_ms * kMillisecond;
     if (int code = forget_calls(open.result_bytes_max, error)) return code;

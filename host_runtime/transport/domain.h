@@ -62,6 +62,7 @@ class Domain {
     // Takes a turn in the domain thread's place; false when that is not possible now.
     bool help();
     const char *name() const { return config_.name; }
+    uint32_t mtu() const { return config_.mtu; }
     const DomainCounters &domain_counters() const { return counters_; }
     const FaultPort &port() const { return *port_; }
     size_t duck_count() const { return links_.size(); }

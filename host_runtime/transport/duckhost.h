@@ -220,7 +220,9 @@ DUCKHOST_EXPORT int duckhost_write(struct duckhost_fleet *fleet, uint32_t duck, 
 /* Opens a compute session of the loaded kernel on these ducks (bit i = duck i); open->flags,
  * core_count, *_bytes*, call_time_limit_ms are the caller's, the rest is filled in here. A session
  * that was open before is closed. Fresh domain keys are used whenever a call was made under the old
- * ones. A duck whose session belongs to another host is asked again until the timeout. */
+ * ones. A duck whose session belongs to another host is asked again until the timeout.
+ * ERR_ARGUMENT: a domain's MTU is too small for calls of call_bytes_max (they would have more than
+ * DUCK_WIRE_FRAGMENTS_MAX fragments). */
 DUCKHOST_EXPORT int duckhost_session_open(struct duckhost_fleet *fleet, uint64_t ducks,
                                           const struct duck_open *open, uint32_t timeout_ms,
                                           struct duckhost_error *error);

@@ -63,6 +63,7 @@ class Transport {
     int forget_calls(uint32_t result_bytes_max, duckhost_error *error);
     void close_ducks();
     int give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
+    int check_open(uint64_t ducks, const duck_open &open, duckhost_error *error) const;
     int open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns, uint64_t *busy,
                    duckhost_error *error);
     template <typename Condition> void look_around(Condition is_over, uint64_t last_wait_ns);

@@ -195,6 +195,27 @@ def test_every_packet_fits_the_domains_mtu(tmp_path: Path, echo_kernel: bytes, m
     assert max(relay.largest.values()) + 28 <= mtu, relay.largest
 
 
+def test_calls_of_more_fragments_than_a_duck_keeps_are_refused_by_name(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
+    """At MTU 1400 the stride is 1280, and 23,832 fragments hold less than the wire's 32 MiB."""
+    room = 23832 * 1280
+    with running_shelf(tmp_path, echo_kernel, [0], mtu=1400) as shelf:
+        with (
+            pytest.raises(TransportError) as caught,
+            serving(shelf, request=open_request(call_bytes_max=room + 1)),
+        ):
+            pass
+        assert caught.value.code is TransportCode.ARGUMENT
+        told = "calls of 30504961 bytes: domain domain1 with its MTU of 1400 carries at most "
+        assert caught.value.message == f"{told}30504960 (23832 fragments of 1280 bytes)"
+        assert "MTU of 1500" in caught.value.hint
+        with serving(shelf, request=open_request(room, result_bytes_max=room)) as transport:
+            ticket = submit(transport, message(GENERATE, 16, data=bytes(room - 16)))
+            transport.wait(ticket)  # the largest one is whole
+            assert len(transport.result(ticket, 0)) == 16
+
+
 def test_wrong_result_size_is_named(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
         with pytest.raises(TransportError, match=r"d01 .* with 400 bytes, expected 404"):
