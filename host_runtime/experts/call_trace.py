@@ -1,7 +1,8 @@
 """The host's side of a call trace: which layer a call was for, and when it was waited for.
 
-The transport keeps what the ducks told (``Transport.trace``); both are joined by call number. All
-times are seconds of the host's monotonic clock.
+The transport keeps what the ducks told (``Transport.trace``); both are joined by ticket:
+numbers of calls begin anew with each compute session. All times are seconds of the host's
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 TRACE_CALLS_MAX = 65536  # kTraceCallsMax of the transport
-CALL_NUMBER_MASK = 0xFFFFFFFF  # lower half of a ticket
+CALL_NUMBER_BITS = 32  # of a ticket; the session is above them
 
 
 class DuckEntry(Protocol):
@@ -21,6 +22,7 @@ class DuckEntry(Protocol):
 
     call: int
     duck: int
+    session: int
     submit_ns: int
     sent_ns: int
     done_ns: int
@@ -48,8 +50,13 @@ class HostCall:
     wait_end_s: float | None = None
 
 
+def ticket_of(session: int, call: int) -> int:
+    """The ticket of a call that is told by session and number."""
+    return session << CALL_NUMBER_BITS | call
+
+
 class CallRecorder:
-    """The last ``calls`` calls of one session."""
+    """The last ``calls`` calls, by their tickets."""
 
     def __init__(self, calls: int) -> None:
         self._calls_max = calls
@@ -58,13 +65,13 @@ class CallRecorder:
 
     def submitted(self, ticket: int, layer: int, tokens: int) -> None:
         with self._lock:
-            self._calls[ticket & CALL_NUMBER_MASK] = HostCall(layer, tokens)
+            self._calls[ticket] = HostCall(layer, tokens)
             while len(self._calls) > self._calls_max:
                 self._calls.popitem(last=False)
 
     def waited(self, ticket: int, begin_s: float, end_s: float) -> None:
         with self._lock:
-            call = self._calls.get(ticket & CALL_NUMBER_MASK)
+            call = self._calls.get(ticket)
             if call is not None:
                 call.wait_begin_s, call.wait_end_s = begin_s, end_s
 
@@ -74,13 +81,13 @@ class CallRecorder:
         """Finished calls with their ducks' times, oldest first (docs/reference/api.md)."""
         parts: dict[int, list[DuckEntry]] = {}
         for entry in entries:
-            parts.setdefault(entry.call, []).append(entry)
+            parts.setdefault(ticket_of(entry.session, entry.call), []).append(entry)
         with self._lock:
-            finished = {n: call for n, call in self._calls.items() if call.wait_end_s is not None}
+            finished = {t: call for t, call in self._calls.items() if call.wait_end_s is not None}
         return [
-            _call_document(finished[number], own, ducks)
-            for number, own in parts.items()
-            if number in finished
+            _call_document(finished[ticket], own, ducks)
+            for ticket, own in parts.items()
+            if ticket in finished
         ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from host_runtime.errors import HostError
 from host_runtime.experts.base import ExpertsUnavailableError, MailboxMemory
-from host_runtime.experts.call_trace import CallRecorder
+from host_runtime.experts.call_trace import CallRecorder, ticket_of
 from host_runtime.transport import Lane, LaneOutcome, LaneShape, Transport, TransportError
 
 Explain = Callable[[TransportError, int], ExpertsUnavailableError]
@@ -59,5 +59,6 @@ class RemoteLanes:
     def _record(self, recorder: CallRecorder, lane: int) -> None:
         for call in self.native.calls(lane):
             if call.call:  # 0: it failed
-                recorder.submitted(call.call, call.layer, 1)
-                recorder.waited(call.call, call.sent_ns / 1e9, call.answered_ns / 1e9)
+                ticket = ticket_of(call.session, call.call)
+                recorder.submitted(ticket, call.layer, 1)
+                recorder.waited(ticket, call.sent_ns / 1e9, call.answered_ns / 1e9)

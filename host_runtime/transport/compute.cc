@@ -339,7 +339,7 @@ int Transport::wait(uint64_t ticket, duckhost_timing *timing, duckhost_error *er
     if (slot == nullptr) return DUCKHOST_ERR_STATE;
     if (int code = wait_slot(*slot, error)) return code;
     tell_timing(*slot, timing);
-    trace(*slot);
+    trace(*slot, static_cast<uint32_t>(ticket >> 32));
     return succeed(error);
 }
 
@@ -357,7 +357,7 @@ int Transport::wait_sum(uint64_t ticket, uint32_t dtype, float *out, uint64_t co
     }
     if (code == DUCKHOST_OK) {
         tell_timing(*slot, timing);
-        trace(*slot);
+        trace(*slot, static_cast<uint32_t>(ticket >> 32));
     }
     release_slot(*slot);
     return code == DUCKHOST_OK ? succeed(error) : code;
@@ -400,13 +400,14 @@ void Transport::tell_timing(const CallSlot &slot, duckhost_timing *timing) const
     timing->sum_ns = now_ns() - last_ns;
 }
 
-void Transport::trace(const CallSlot &slot) {
+void Transport::trace(const CallSlot &slot, uint32_t session) {
     if (!trace_.is_on()) return;
     for (uint32_t duck = 0; duck < ducks_.size(); duck++) {
         if ((board_.ducks() >> duck & 1) == 0) continue;
         const CallPart &part = slot.part[duck];
-        trace_.add({slot.number, duck, slot.submit_ns, slot.sent_ns.load(), part.done_ns,
-                    part.start_ns, part.clock_error_ns, part.kernel_ns, part.queue_ns});
+        trace_.add({slot.number, duck, session, 0, slot.submit_ns, slot.sent_ns.load(),
+                    part.done_ns, part.start_ns, part.clock_error_ns, part.kernel_ns,
+                    part.queue_ns});
     }
 }
 

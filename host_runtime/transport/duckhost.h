@@ -22,7 +22,7 @@ extern "C" {
 
 #define DUCKHOST_EXPORT __attribute__((visibility("default")))
 
-#define DUCKHOST_API_VERSION 3u
+#define DUCKHOST_API_VERSION 4u
 #define DUCKHOST_DUCKS_MAX 64u
 #define DUCKHOST_DOMAINS_MAX 8u
 #define DUCKHOST_TICKETS_MAX 8u    /* calls submitted and not yet released */
@@ -137,11 +137,13 @@ struct duckhost_duck_status {
     uint64_t rekeys;            /* fresh session keys since the transport was opened */
 };
 
-/* One call on one duck, times of the host's monotonic clock in ns. start_ns is when the duck's
+/* One call on one duck, times of the host's monotonic clock in ns; session << 32 | call is its
+ * ticket: numbers begin anew with each compute session. start_ns is when the duck's
  * kernel began, moved from the duck's clock; clock_error_ns tells how far it may be off. A start_ns
  * of 0 is unknown. The kernel ended kernel_ns later; before it the whole call waited queue_ns. */
 struct duckhost_trace_entry {
     uint32_t call, duck;
+    uint32_t session, reserved;
     uint64_t submit_ns; /* the call was handed in */
     uint64_t sent_ns;   /* its last fragment left, on the last domain */
     uint64_t done_ns;   /* this duck's result was whole */

@@ -65,7 +65,7 @@ struct duckhost_lane_call {
     uint64_t answered_ns; /* the answered flag was set */
     uint64_t total_ns;    /* of duckhost_timing */
     uint32_t kernel_ns;   /* of duckhost_timing */
-    uint32_t reserved;
+    uint32_t session;     /* session << 32 | call was the ticket */
 };
 
 struct duckhost_lanes;

@@ -190,6 +190,7 @@ int LaneLink::make_call(Lane &lane, uint32_t layer, duckhost_lane_call &call,
                                      shape_.hidden_size, &timing, error))
         return code;
     call.call = timing.call;
+    call.session = static_cast<uint32_t>(ticket >> 32);
     call.total_ns = timing.total_ns;
     call.kernel_ns = timing.kernel_ns;
     return DUCKHOST_OK;

@@ -67,7 +67,7 @@ class LaneCall(ctypes.LittleEndianStructure):
     answered_ns: U64
     total_ns: U64
     kernel_ns: U32
-    reserved: U32
+    session: U32
 
 
 @dataclass(frozen=True)

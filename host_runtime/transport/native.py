@@ -9,7 +9,7 @@ from typing import Annotated
 from host_runtime.errors import HostError
 from host_runtime.wire import I32, U32, U64, WIRE_NAME_BYTES, Info, Open, layout
 
-API_VERSION = 3
+API_VERSION = 4
 DUCKS_MAX = 64
 DOMAINS_MAX = 8
 TICKETS_MAX = 8
@@ -122,6 +122,8 @@ class TraceEntry(ctypes.LittleEndianStructure):
 
     call: U32
     duck: U32
+    session: U32
+    reserved: U32
     submit_ns: U64
     sent_ns: U64
     done_ns: U64

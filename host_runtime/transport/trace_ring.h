@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last calls of a session with the times of every duck, on the host's clock, for a trace. Off
+// The last calls with the times of every duck, on the host's clock, for a trace. Off
 // until it is given room; then the thread that waited for a call adds one entry per duck.
 #pragma once
 

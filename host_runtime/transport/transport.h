@@ -74,7 +74,7 @@ class Transport {
     int add_part(CallSlot &slot, uint32_t duck, uint32_t dtype, float *out, uint64_t count,
                  bool first, duckhost_error *error);
     void tell_timing(const CallSlot &slot, duckhost_timing *timing) const;
-    void trace(const CallSlot &slot);
+    void trace(const CallSlot &slot, uint32_t session);
     void name_silent_ducks(const CallSlot &slot, duckhost_error *error) const;
     void release_slot(CallSlot &slot);
 

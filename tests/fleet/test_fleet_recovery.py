@@ -67,6 +67,27 @@ def works_again(remote: RemoteExperts, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
+def test_a_trace_tells_the_calls_of_two_sessions_apart(tmp_path: Path) -> None:
+    """A revived duck's session numbers its calls from 1 again: each keeps its layer and times."""
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
+        remote.set_trace(16)
+        for layer in (1, 2, 2):
+            remote.submit(layer, *CALL).wait()
+        ducks[1].kill()
+        call_until_error(remote)
+        ducks[1].start()
+        wait_until(lambda: all_ready(remote), 60, "all ducks serving")
+        remote.submit(1, *CALL).wait()
+        calls = remote.trace()
+    kept = [call["layer"] for call in calls]
+    assert kept[:3] == [1, 2, 2] and kept[-1] == 1
+    for call in calls:
+        assert [duck["name"] for duck in call["ducks"]] == ["d01", "d02"]
+        assert call["submit_s"] <= call["wait_begin_s"] <= call["wait_end_s"]
+        assert all(duck["done_s"] <= call["wait_end_s"] for duck in call["ducks"])
+
+
+@pytest.mark.slow
 def test_a_killed_duck_is_named_and_serves_again_after_its_return(tmp_path: Path) -> None:
     with serving(EXPERTS, tmp_path, 3) as (ducks, remote):
         expected = remote.submit(1, *CALL).wait()

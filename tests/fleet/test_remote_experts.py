@@ -16,6 +16,7 @@ from random_experts import RandomExperts, random_call
 from duckctl.native import native_path
 from host_runtime import wire
 from host_runtime.errors import HostError
+from host_runtime.experts.call_trace import CallRecorder, DuckPlace, ticket_of
 from host_runtime.experts.remote import (
     CallMessage,
     MessageLayout,
@@ -24,7 +25,7 @@ from host_runtime.experts.remote import (
     quantise_fp8,
 )
 from host_runtime.fleet.config import load_fleet
-from host_runtime.transport import Faults
+from host_runtime.transport import Faults, native
 
 SEED = 11
 # float32 sums of a few hundred terms; measured errors are 20 times smaller.
@@ -281,3 +282,18 @@ def test_message_layout() -> None:
     assert raw[92:128] == bytes(36)
     assert raw[128:] == hidden.numpy().tobytes()
     assert message.address % 64 == 0
+
+
+def test_a_trace_joins_calls_of_the_same_session_only() -> None:
+    """Call 1 of the second session is not call 1 of the first: each has its layer and ducks."""
+    recorder = CallRecorder(8)
+    entries = []
+    for session, layer in ((1, 3), (2, 57)):
+        recorder.submitted(ticket_of(session, 1), layer, 1)
+        recorder.waited(ticket_of(session, 1), session + 0.1, session + 0.2)
+        times = {"submit_ns": session * 10**9, "sent_ns": 0, "done_ns": 0}
+        entries.append(native.TraceEntry(call=1, duck=0, session=session, **times))
+    calls = recorder.document(entries, [DuckPlace("d01", "a")])
+    assert [(call["layer"], call["submit_s"]) for call in calls] == [(3, 1.0), (57, 2.0)]
+    assert [call["wait_begin_s"] for call in calls] == [1.1, 2.1]
+    assert [len(call["ducks"]) for call in calls] == [1, 1]

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transport_kit import running_shelf, scale_call, serving, submit, wait_sum
+from transport_kit import (
+    OPEN_MS,
+    open_request,
+    running_shelf,
+    scale_call,
+    serving,
+    submit,
+    wait_sum,
+)
 
 from host_runtime.transport import Transport, TransportError, TransportOptions
 
@@ -51,6 +59,22 @@ def test_each_ducks_times_lie_within_the_call(tmp_path: Path, echo_kernel: bytes
         transport.set_trace(0)
         one_call(transport)
         assert transport.trace() == []
+
+
+def test_sessions_are_told_apart(tmp_path: Path, echo_kernel: bytes) -> None:
+    """Numbers begin anew with each session; an entry's session and number are its call's ticket."""
+    values = np.ones(10, np.float32)
+    with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
+        transport.set_trace(8)
+        tickets = []
+        for _ in range(2):
+            for _ in range(2):
+                tickets.append(submit(transport, scale_call(values)))
+                wait_sum(transport, tickets[-1], 10)
+            transport.session_open([0], open_request(), OPEN_MS)
+        entries = transport.trace()
+    assert [entry.call for entry in entries] == [1, 2, 1, 2]
+    assert [entry.session << 32 | entry.call for entry in entries] == tickets
 
 
 def test_a_trace_has_a_limit(tmp_path: Path, echo_kernel: bytes) -> None:
