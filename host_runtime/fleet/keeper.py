@@ -142,8 +142,11 @@ def watch(
 def failure_state(error: TransportError) -> DuckState | None:
     """The state of the ducks that a failed call or OPEN names; None = they are well.
 
-    A kernel that refuses one call (BAD_REQUEST) goes on serving.
+    A kernel that refuses one call (BAD_REQUEST) goes on serving. A session whose call numbers are
+    used up leaves ducks that only have to be opened again.
     """
+    if error.code is TransportCode.USED_UP:
+        return DuckState.READY
     if error.code is TransportCode.UNREACHABLE:
         return DuckState.LOST
     if error.code is TransportCode.FAULT and error.status != wire.Status.ERR_BAD_REQUEST:

@@ -65,6 +65,7 @@ class TransportOptions:
     socket_buffer_bytes: int = 0
     rekey_ms: int = 0
     rekey_packets: int = 0
+    session_calls_max: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ namespace {
 
 constexpr uint32_t kTraceCallsMax = 1u << 16;
 constexpr uint64_t kCloseLimit = 500 * kMillisecond;
-constexpr uint32_t kBusyPauseMs = 200;         // between two OPENs to a duck that another host owns
-constexpr uint32_t kCallsMax = UINT32_MAX - 1; // of one compute session
+constexpr uint32_t kBusyPauseMs = 200; // between two OPENs to a duck that another host owns
 constexpr int kWaitYields = 20;
 } // namespace
 
@@ -262,9 +261,7 @@ int Transport::publish(const void *message, uint32_t bytes, uint64_t *ticket,
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
                     "a call of %u bytes: the session was opened for at most %u", bytes,
                     board_.call_bytes_max());
-    if (last_call_ == kCallsMax)
-        return fail(error, DUCKHOST_ERR_STATE, -1,
-                    "call numbers are used up: open the session again");
+    if (last_call_ == options_.session_calls_max) return end_used_up(error);
     CallSlot *slot = board_.find_free();
     if (slot == nullptr)
         return fail(error, DUCKHOST_ERR_STATE, -1,
@@ -283,6 +280,18 @@ int Transport::publish(const void *message, uint32_t bytes, uint64_t *ticket,
     board_.published.store(slot->number);
     *ticket = static_cast<uint64_t>(generation_) << 32 | slot->number;
     return DUCKHOST_OK;
+}
+
+// Every duck is concerned and none is to blame. Calls under way still end with their results.
+int Transport::end_used_up(duckhost_error *error) {
+    duckhost_error used_up;
+    fail(&used_up, DUCKHOST_ERR_USED_UP, -1,
+         "all %u call numbers of the compute session are used up: it must be opened again",
+         options_.session_calls_max);
+    used_up.ducks = board_.ducks();
+    board_.end_session(used_up);
+    if (error != nullptr) *error = used_up;
+    return used_up.code;
 }
 
 CallSlot *Transport::find_slot(uint64_t ticket, duckhost_error *error) {

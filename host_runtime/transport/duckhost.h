@@ -39,7 +39,8 @@ enum duckhost_code {
     DUCKHOST_ERR_FAULT = 7,       /* the kernel faulted, or the call was refused by it */
     DUCKHOST_ERR_STATE = 8,       /* not possible now: not attached, no session, no credit */
     DUCKHOST_ERR_CANCELLED = 9,
-    DUCKHOST_ERR_CLOSED = 10
+    DUCKHOST_ERR_CLOSED = 10,
+    DUCKHOST_ERR_USED_UP = 11 /* the compute session has no more call numbers: open it again */
 };
 
 struct duckhost_error {
@@ -87,6 +88,8 @@ struct duckhost_options {
     /* [3600000] keys of sessions and domains are replaced when they are this old */
     uint32_t rekey_ms;
     uint32_t rekey_packets; /* [2147483648] or have sealed so many packets */
+    /* [4294967294, also the most] calls of one compute session, then it ends: ERR_USED_UP */
+    uint32_t session_calls_max;
 };
 
 struct duckhost_faults {

@@ -22,6 +22,7 @@ class TransportCode(IntEnum):
     STATE = 8
     CANCELLED = 9
     CLOSED = 10
+    USED_UP = 11
 
 
 class TransportError(HostError):

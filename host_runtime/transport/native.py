@@ -67,6 +67,7 @@ class Options(ctypes.LittleEndianStructure):
     socket_buffer_bytes: U32
     rekey_ms: U32
     rekey_packets: U32
+    session_calls_max: U32
 
 
 @layout

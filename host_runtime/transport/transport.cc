@@ -14,6 +14,7 @@ namespace {
 constexpr uint32_t kMtuMin = 1280; // every single-packet message fits
 constexpr uint32_t kMtuMax = 9000;
 constexpr uint32_t kHelloTimeoutMs = 2000;
+constexpr uint32_t kCallsMax = UINT32_MAX - 1; // of one compute session
 
 bool is_text(const char *text, size_t bytes) {
     return text[0] != 0 && std::memchr(text, 0, bytes) != nullptr;
@@ -40,6 +41,7 @@ int complete_options(duckhost_options *options, duckhost_error *error) {
     default_to(&options->socket_buffer_bytes, 4u << 20);
     default_to(&options->rekey_ms, 3600u * 1000u);
     default_to(&options->rekey_packets, 1u << 31);
+    default_to(&options->session_calls_max, kCallsMax);
     if (options->poll_policy > DUCK_POLL_BLOCK)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "poll_policy %u is unknown: expected 0 to 2",
                     options->poll_policy);
@@ -51,6 +53,10 @@ int complete_options(duckhost_options *options, duckhost_error *error) {
     if (options->bulk_chunks_max > DUCK_WIRE_WRITES_IN_FLIGHT_MAX)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1, "bulk_chunks_max is %u: expected at most %u",
                     options->bulk_chunks_max, DUCK_WIRE_WRITES_IN_FLIGHT_MAX);
+    if (options->session_calls_max > kCallsMax)
+        return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
+                    "session_calls_max is %u: expected at most %u", options->session_calls_max,
+                    kCallsMax);
     if (options->ping_ms >= options->silence_ms)
         return fail(error, DUCKHOST_ERR_ARGUMENT, -1,
                     "ping_ms (%u) must be shorter than silence_ms (%u): a living duck is heard "

@@ -69,6 +69,7 @@ class Transport {
     template <typename Condition> void look_around(Condition is_over, uint64_t last_wait_ns);
     void await_credit(uint32_t number);
     int publish(const void *message, uint32_t bytes, uint64_t *ticket, duckhost_error *error);
+    int end_used_up(duckhost_error *error);
     CallSlot *find_slot(uint64_t ticket, duckhost_error *error);
     int wait_slot(CallSlot &slot, duckhost_error *error);
     int add_part(CallSlot &slot, uint32_t duck, uint32_t dtype, float *out, uint64_t count,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from random_experts import RandomExperts, random_call
 from serving_experts import serving
 
 from duckctl.native import native_path
+from host_runtime.experts import remote as remote_module
 from host_runtime.experts.base import ExpertsUnavailableError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
 from host_runtime.fleet.manager import FleetStartError
@@ -85,6 +87,26 @@ def test_a_trace_tells_the_calls_of_two_sessions_apart(tmp_path: Path) -> None:
         assert [duck["name"] for duck in call["ducks"]] == ["d01", "d02"]
         assert call["submit_s"] <= call["wait_begin_s"] <= call["wait_end_s"]
         assert all(duck["done_s"] <= call["wait_end_s"] for duck in call["ducks"])
+
+
+def test_used_up_call_numbers_cost_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is opened again by itself: no duck is loaded again, the next call is right."""
+    usual = remote_module._transport_options
+    monkeypatch.setattr(
+        remote_module,
+        "_transport_options",
+        lambda options: replace(usual(options), session_calls_max=4),
+    )
+    with serving(EXPERTS, tmp_path, 2) as (_, remote):
+        expected = remote.submit(1, *CALL).wait()
+        error, seconds = call_until_error(remote)
+        assert "all 4 call numbers of the compute session are used up" in str(error)
+        assert error.duck_names == ["d01", "d02"]
+        assert seconds < 1, "it does not wait for credit"
+        works_again(remote, expected)
+        assert loads(remote) == [1, 1]
 
 
 @pytest.mark.slow

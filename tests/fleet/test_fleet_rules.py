@@ -115,6 +115,7 @@ def test_what_a_failed_call_says_of_the_duck() -> None:
     assert failure_state(fault) is DuckState.FAULTED
     refused = transport_error(TransportCode.FAULT, wire.Status.ERR_BAD_REQUEST)
     assert failure_state(refused) is None
+    assert failure_state(transport_error(TransportCode.USED_UP)) is DuckState.READY
     assert failure_state(transport_error(TransportCode.STATE)) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from host_runtime.bench.lanes import PythonOnly
 from host_runtime.cuda.link import CallLink, PythonLanes
 from host_runtime.cuda.mailbox import HostLane
 from host_runtime.errors import HostError
+from host_runtime.experts import remote as remote_module
 from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError, PendingExperts
 from host_runtime.experts.remote import RemoteOptions
 from host_runtime.fleet.status import DuckState
@@ -124,6 +126,33 @@ def test_a_dead_duck_is_named_and_the_card_gets_answers(tmp_path: Path) -> None:
         wait_until(
             lambda: all(status.state in states for status in remote.status()), 20, "both serve"
         )
+        with link.serving(remote):
+            card.post(1, 1, *call)
+            assert torch.equal(card.result(1), good)
+
+
+def test_a_step_that_uses_up_the_call_numbers_is_the_only_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = remote_module._transport_options
+    monkeypatch.setattr(
+        remote_module,
+        "_transport_options",
+        lambda options: replace(usual(options), session_calls_max=3),
+    )
+    card = Card(TOP_K, EXPERTS.hidden)
+    call = one_row(5)
+    with serving(EXPERTS, tmp_path, 2) as (_, remote), linked(card) as link:
+        good = remote.submit(1, *call).wait()
+        with (
+            pytest.raises(ExpertsUnavailableError, match="all 3 call numbers") as caught,
+            link.serving(remote),
+        ):
+            for expected in (good, good, torch.zeros_like(good)):
+                card.post(0, 1, *call)
+                assert torch.equal(card.result(0), expected)
+        assert caught.value.duck_names == ["d01", "d02"]
+        wait_until(lambda: all(status.ready for status in remote.status()), 20, "both serve")
         with link.serving(remote):
             card.post(1, 1, *call)
             assert torch.equal(card.result(1), good)

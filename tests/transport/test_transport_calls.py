@@ -216,6 +216,31 @@ def test_calls_of_more_fragments_than_a_duck_keeps_are_refused_by_name(
             assert len(transport.result(ticket, 0)) == 16
 
 
+def test_used_up_call_numbers_end_the_session_until_it_is_opened_again(
+    tmp_path: Path, echo_kernel: bytes
+) -> None:
+    """Calls under way finish; the error names all ducks of the session, not the third one."""
+    values = np.ones(10, np.float32)
+    options = TransportOptions(session_calls_max=5)
+    with (
+        running_shelf(tmp_path, echo_kernel, [0, 1, 0]) as shelf,
+        serving(shelf, options) as transport,
+    ):
+        for _ in range(2):
+            transport.session_open([0, 1], open_request(), OPEN_MS)
+            for _ in range(4):
+                call(transport, scale_call(values), 10)
+            last = submit(transport, scale_call(values))
+            for words in ("^all 5 call numbers", "the compute session has ended: all 5 call numb"):
+                with pytest.raises(TransportError, match=words) as caught:
+                    submit(transport, scale_call(values))
+                assert caught.value.code is TransportCode.USED_UP
+                assert (caught.value.duck, caught.value.ducks) == (-1, (0, 1))
+            np.testing.assert_array_equal(
+                wait_sum(transport, last, 10), scaled_sum(values, range(2))
+            )
+
+
 def test_wrong_result_size_is_named(tmp_path: Path, echo_kernel: bytes) -> None:
     with running_shelf(tmp_path, echo_kernel, [0]) as shelf, serving(shelf) as transport:
         with pytest.raises(TransportError, match=r"d01 .* with 400 bytes, expected 404"):

@@ -169,6 +169,12 @@ OTHER = DuckEndpoint("d02", "127.0.0.1", 7212, 0)
         (
             [DOMAIN],
             [DUCK],
+            TransportOptions(session_calls_max=0xFFFFFFFF),
+            "session_calls_max is 4294967295: expected at most 4294967294",
+        ),
+        (
+            [DOMAIN],
+            [DUCK],
             TransportOptions(ping_ms=5000),
             r"ping_ms \(5000\) must be shorter than silence_ms",
         ),
