@@ -15,8 +15,8 @@ DOMAINS_MAX = 16
 GIB = float(1 << 30)
 RECORD_OVERHEAD = 1.001  # scales and alignment of a record, against its codes
 FRAGMENT_BYTES = {1500: 1408, 9000: 8896}
-# Per packet: preamble and gap 20, Ethernet 18, IPv4 20, UDP 8, packet header 56, MAC 16 bytes.
-PACKET_OVERHEAD_BYTES = 138
+# Per packet: preamble and gap 20, Ethernet 18, IPv4 20, UDP 8, packet header with its MAC 56 bytes.
+PACKET_OVERHEAD_BYTES = 122
 GPU_WORKSPACE_GIB = 1.5  # CUDA context, graphs, activations: unsure
 EMBEDDING_ON_HOST = True  # rows are gathered from host memory: no table on the GPU
 
