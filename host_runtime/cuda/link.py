@@ -53,8 +53,13 @@ class CallLink:
             yield
         finally:
             errors = [error for error in lanes.end() if error is not None]
-        if errors:
-            raise errors[0]
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            # An error knows this frame: if the frame knew the error, both, and all that the callers
+            # hold, would stay in memory until the cyclic garbage collection.
+            del errors
 
     def close(self) -> None:
         """End the threads."""
@@ -107,12 +112,17 @@ class PythonLanes:
         """The step is over. Raises what is no HostError: a defect."""
         with self._changed:
             self._running = False
+            errors, self._errors = self._errors, [None] * len(self._mailboxes)
         found: list[HostError | None] = []
-        for error in self._errors:
-            if error is not None and not isinstance(error, HostError):
-                raise error
-            found.append(error)
-        return found
+        try:
+            for error in errors:
+                if error is not None and not isinstance(error, HostError):
+                    raise error
+                found.append(error)
+            return found
+        finally:
+            error = None  # as in CallLink.serving
+            del errors, found
 
     def close(self) -> None:
         """End the threads."""

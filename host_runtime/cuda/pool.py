@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -43,12 +44,13 @@ class CachePool:
         self._taken: dict[int, int] = {}  # first row -> rows
 
     def reserve(self, capacity: int) -> GpuSequenceCache:
-        """A range of rows that is given back when the returned object is gone."""
+        """A range of rows that the returned object gives back: when released, or when it is gone.
+
+        Raises HostError if no range of `capacity` rows is free.
+        """
         base = self._first_fit(capacity)
         self._taken[base] = capacity
-        cache = GpuSequenceCache(base, capacity)
-        weakref.finalize(cache, self._taken.pop, base, None)
-        return cache
+        return GpuSequenceCache(base, capacity, partial(self._taken.pop, base, None))
 
     def _first_fit(self, capacity: int) -> int:
         base = 0
@@ -69,10 +71,20 @@ class CachePool:
 class GpuSequenceCache:
     """A sequence's rows base .. base + capacity - 1, and how many are filled."""
 
-    def __init__(self, base: int, capacity: int) -> None:
+    def __init__(self, base: int, capacity: int, give_back: Callable[[], object]) -> None:
         self.base, self.capacity = base, capacity
         self.length = 0
         self.mtp_length = 0
+        self._give_back = weakref.finalize(self, give_back)
+
+    def release(self) -> None:
+        """Give the rows back; `require` refuses any from then on. Again: does nothing.
+
+        What is still queued on the card comes before what the rows' next user queues there: all
+        launches are on one stream.
+        """
+        self.capacity = self.length = self.mtp_length = 0
+        self._give_back()
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` positions; rows beyond are overwritten by the next append."""

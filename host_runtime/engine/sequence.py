@@ -107,8 +107,10 @@ class Sequence:
     def finish(
         self, reason: Literal["stop", "length", "cancelled", "error"], error: str | None = None
     ) -> None:
-        """Free the caches and send the last event."""
+        """Free the caches and send the last event. Between steps only: none may still use them."""
         self.finished = True
+        if self.cache is not None:
+            self.cache.release()  # at once: whoever else still knows them, as an error may
         self.cache = self.chunk = None
         self.behind.clear()
         self.handle.put(FinishedEvent(reason, error, self._stats()))

@@ -52,6 +52,10 @@ class SequenceCache:
         if self.mtp is not None:
             self.mtp.truncate(min(self.mtp.length, length))
 
+    def release(self) -> None:
+        """Free the memory; nothing of the caches is used from then on. Again: does nothing."""
+        self.layers, self.mtp = [], None
+
 
 class MtpModule:
     """Multi-token prediction: one more decoder layer that guesses the token after next.

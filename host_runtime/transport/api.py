@@ -421,5 +421,8 @@ def _address_of(data: bytes | bytearray | memoryview) -> Iterator[tuple[int, int
 
 def _check(code: int, error: native.Error) -> None:
     problem = native_error(code, error)
-    if problem is not None:
-        raise problem
+    try:
+        if problem is not None:
+            raise problem
+    finally:
+        del problem  # else it and all that callers hold stay until the cyclic garbage collection

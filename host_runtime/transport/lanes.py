@@ -192,8 +192,11 @@ class Lanes:
     def _check(function: Callable[[native.Error], int]) -> None:
         error = native.Error()
         problem = native_error(function(error), error)
-        if problem is not None:
-            raise problem
+        try:
+            if problem is not None:
+                raise problem
+        finally:
+            del problem  # as in api._check
 
 
 def _mask(layers: Iterable[int]) -> list[int]:
