@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from duckctl.console import talk
 from duckctl.errors import DuckError, UnreachableError, UsageError
@@ -25,7 +25,7 @@ from duckctl.health import fleet_health, probe
 from duckctl.inventory import Fleet
 from duckctl.keys import check_key
 from duckctl.native import native_path
-from duckctl.process import die_with_parent
+from duckctl.process import INTERRUPTS, die_with_parent, heeded
 
 RUN_SCHEMA_VERSION = 1
 PROBE_TIMEOUT_S = 2.0
@@ -205,9 +205,17 @@ def check_ducks(fleet: Fleet) -> None:
             )
 
 
+class Stoppable(Protocol):
+    """A process that signals reach."""
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 @contextmanager
-def _forwarding(server: subprocess.Popen[str]) -> Iterator[None]:
-    """Signals to duckctl go to the server; a second one ends it at once."""
+def forwarding(server: Stoppable) -> Iterator[None]:
+    """Signals to duckctl go to the server, a second one ends it at once; ignored ones stay so."""
     received: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -218,8 +226,7 @@ def _forwarding(server: subprocess.Popen[str]) -> Iterator[None]:
             talk("stopping the server; once more to stop it at once")
             server.send_signal(signal.SIGTERM)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in heeded(INTERRUPTS)}
     try:
         yield
     finally:
@@ -249,7 +256,7 @@ def run_server(run: dict[str, Any], fleet: Fleet | None, on_ready: Callable[[str
             process_group=0,
             preexec_fn=die_with_parent,
         )
-        with _forwarding(server):
+        with forwarding(server):
             assert server.stdout is not None
             for line in server.stdout:
                 sys.stdout.write(line)

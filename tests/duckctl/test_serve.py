@@ -20,7 +20,7 @@ from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabFolder, LabShape
 from duckctl.native import native_path
 from duckctl.process import descendants, identify, is_same, read_ready_line, wait_until
-from duckctl.serving import parse_faults
+from duckctl.serving import forwarding, parse_faults
 
 READY_TIMEOUT_S = 120
 
@@ -204,6 +204,46 @@ class Server:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class SignalledServer:
+    """A server that only notes what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+
+    def send_signal(self, number: int) -> None:
+        self.got.append(signal.Signals(number).name)
+
+    def kill(self) -> None:
+        self.got.append("SIGKILL")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_server_and_a_second_one_at_once(number: signal.Signals) -> None:
+    server = SignalledServer()
+    before = signal.signal(number, signal.default_int_handler)  # whatever started the tests
+    try:
+        with forwarding(server):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert server.got == ["SIGTERM", "SIGKILL"]
+
+
+def test_a_logout_does_not_stop_a_server_under_nohup() -> None:
+    """nohup lets SIGHUP be ignored, and so it stays."""
+    server = SignalledServer()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with forwarding(server):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert server.got == []
 
 
 @pytest.fixture
