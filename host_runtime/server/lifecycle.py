@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import uvicorn
 
 from host_runtime.server.app import create_app
 from host_runtime.server.limits import (
+    SAME_STOP_S,
     SHUTDOWN_GRACE_S,
     SHUTDOWN_MAX_S,
     UNREAD_MARGIN_S,
@@ -35,7 +37,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(service: Service, listener: socket.socket, api_key: str | None) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends at once."""
+    """Serve until SIGTERM or SIGINT; a second stop (SAME_STOP_S later) ends at once."""
     asyncio.run(_serve(service, listener, api_key))
 
 
@@ -53,9 +55,13 @@ async def _serve(service: Service, listener: socket.socket, api_key: str | None)
     server = _Server(config)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    again_at = math.inf
 
     def on_signal() -> None:
-        if stop.is_set():
+        nonlocal again_at
+        if not stop.is_set():
+            again_at = loop.time() + SAME_STOP_S
+        elif loop.time() >= again_at:
             server.force_exit = True
         stop.set()
 

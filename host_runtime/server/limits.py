@@ -45,6 +45,10 @@ FINISH_WAIT_S = 10.0
 SHUTDOWN_GRACE_S = 5.0
 """After SIGTERM: running answers may finish for this long, then they are cancelled."""
 
+SAME_STOP_S = 1.0
+"""Signals this soon after the first one are of the same stop: a service manager may send one to
+every process of a service, and duckctl passes its own on."""
+
 SHUTDOWN_MAX_S = 8.0
 """After SIGTERM: connections still open after this are closed."""
 

@@ -195,6 +195,8 @@ def test_systemd_takes_the_units(rendered: Path) -> None:
     serve = (rendered / "duck-serve.service").read_text()
     assert "serve '/models/a model' --inventory" in serve
     assert "BindsTo=duck-vfio.service" in serve
+    # Answers under way may finish: one stop is one signal to duckctl, which tells the server.
+    assert {"KillMode=mixed", "KillSignal=SIGINT"} <= set(serve.splitlines())
 
 
 def test_t39_t40_ports_of_linux_ducks(rendered: Path) -> None:
