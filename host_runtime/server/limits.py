@@ -37,7 +37,8 @@ UNREAD_MAX_S = 900.0
 its request's deadline is; as long as the kernel retries for a client that has vanished."""
 
 KEEP_ALIVE_S = 15.0
-"""A silent stream sends a comment this often, so that proxies and clients see that it lives."""
+"""A silent stream sends a comment after this long (at most twice as long, when the engine falls
+silent while text is held back), so that proxies and clients see that it lives."""
 
 FINISH_WAIT_S = 10.0
 """How long a cancelled request may take to report its final counts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from host_runtime.server.answer import Answer, Whole, collect
 from host_runtime.server.errors import ApiError, internal_error
-from host_runtime.server.limits import UNREAD_MARGIN_S
+from host_runtime.server.limits import KEEP_ALIVE_S, UNREAD_MARGIN_S
 from host_runtime.server.output import Delta
 
 log = logging.getLogger("host_runtime.server")
@@ -98,12 +99,17 @@ async def _events(answer: Answer, wrapping: Wrapping) -> AsyncIterator[bytes]:
     try:
         for document in wrapping.first():
             yield _event(document)
+        sent_s = time.monotonic()
         async with aclosing(answer.deltas()) as deltas:
             async for delta in deltas:
-                if delta is None:
-                    yield KEEP_ALIVE
-                elif (chunk := wrapping.chunk(delta)) is not None:
+                chunk = None if delta is None else wrapping.chunk(delta)
+                if chunk is not None:
                     yield _event(chunk)
+                elif delta is None or time.monotonic() - sent_s >= KEEP_ALIVE_S:
+                    yield KEEP_ALIVE  # also while text is held back, as all of a tool call is
+                else:
+                    continue
+                sent_s = time.monotonic()
         last = [_event(document) for document in wrapping.last(answer.finish_reason)]
         wrapping.ended(answer.finish_reason)
         for event in last:

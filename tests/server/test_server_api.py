@@ -23,8 +23,10 @@ from server_kit import (
 )
 
 from host_runtime.experts.base import DuckStatus
+from host_runtime.server import sending
 from host_runtime.server.limits import BODY_BYTES_MAX
 from host_runtime.server.output import AnswerReader, Delta
+from host_runtime.server.sending import KEEP_ALIVE
 from host_runtime.server.tokens import ChatTokenizer
 
 GOOD_DUCK = DuckStatus(
@@ -141,6 +143,22 @@ def test_tool_calls_are_returned_whole_and_streamed() -> None:
     deltas = [d["choices"][0]["delta"] for d in documents if d["choices"]]
     ((streamed,),) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
     assert (streamed["index"], streamed["function"]) == (0, call["function"])
+
+
+def test_a_stream_shows_signs_of_life_while_a_tool_call_is_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is not silent, but the client hears nothing of what it says."""
+    api, engine = scripted_api(says(CALL))
+    assert KEEP_ALIVE not in api.chat(tools=[WEATHER], stream=True).content
+    monkeypatch.setattr(sending, "KEEP_ALIVE_S", 0.0)
+    events = api.chat(tools=[WEATHER], stream=True).content.split(b"\n\n")
+    signs = [event.startswith(b":") for event in events]
+    call = next(place for place, event in enumerate(events) if b'"tool_calls":[' in event)
+    token_count = engine.handles[1].token_count
+    assert token_count > 50
+    assert signs[call - 40 : call] == [True] * 40
+    assert sum(signs) < token_count, "what the client sees needs no sign besides"
 
 
 def test_a_malformed_call_is_text_with_a_flag() -> None:
