@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ CONNECT_TIMEOUT_S = 5.0
 SILENCE_S_MAX = 60.0
 """The server sends a sign of life every 15 s; after this long it is gone."""
 LINE_CHARACTERS_MAX = 1_000_000
+LINE_BYTES_MAX = 4 * LINE_CHARACTERS_MAX
 
 
 class ServerError(DuckError):
@@ -155,7 +156,7 @@ class ChatClient:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     raise _refusal(response)
-                yield from _read_documents(response.iter_lines())
+                yield from _read_documents(stream_lines(response.iter_bytes()))
         except httpx.TransportError as error:
             raise self._unreachable(error) from None
 
@@ -164,6 +165,20 @@ class ChatClient:
             f"no server answers at {self.url}: {error or type(error).__name__}",
             "start one with `duckctl serve`, or give its address with --url",
         )
+
+
+def stream_lines(chunks: Iterable[bytes]) -> Generator[str, None, None]:
+    """Lines of an event stream, cut at line feeds only: other characters that end lines elsewhere
+    (U+0085, U+2028, U+2029) may stand in JSON strings. Raises ServerError for an endless line."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+        if len(rest) > LINE_BYTES_MAX:
+            raise ServerError(f"the server sent a line of more than {LINE_BYTES_MAX} bytes")
+    if rest:
+        yield rest.decode("utf-8", "replace")
 
 
 def _read_documents(lines: Iterator[str]) -> Generator[dict[str, Any], None, None]:

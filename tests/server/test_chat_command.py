@@ -29,7 +29,7 @@ from server_kit import (
     wait_until,
 )
 
-from duckctl.chat_client import ChatClient, ChatEnd
+from duckctl.chat_client import LINE_BYTES_MAX, ChatClient, ChatEnd, ServerError, stream_lines
 from duckctl.commands.chat import _read_key, speed_line
 from duckctl.errors import ExitCode, UsageError
 
@@ -43,6 +43,31 @@ def chat(*arguments: str, stdin: str | None = "") -> subprocess.CompletedProcess
         text=True,
         timeout=DEADLINE_S,
     )
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\r"], ids=ascii)
+def test_characters_that_end_lines_elsewhere_are_part_of_an_answer(sign: str) -> None:
+    """JSON lets the first three stand in its strings as they are; the server sends them so."""
+    engine = ScriptedEngine(script=says(f"one{sign}two"))
+    with live_server(scripted_service(engine)) as url, ChatClient(url) as client:
+        *parts, end = client.stream([{"role": "user", "content": "x"}], model="ducklet")
+    assert isinstance(end, ChatEnd)
+    assert "".join(part.content for part in parts if not isinstance(part, ChatEnd)) == (
+        f"one{sign}two"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_stream_is_cut_into_lines_wherever_it_was_cut_into_packets(size: int) -> None:
+    text = "data: 🦆\r\n\ndata: a\u2028b\n\xa0\nlast".encode()
+    chunks = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    assert list(stream_lines(chunks)) == ["data: 🦆", "", "data: a\u2028b", "\xa0", "last"]
+
+
+def test_a_line_without_an_end_is_refused() -> None:
+    chunks = (b"x" * 100_000 for _ in range(LINE_BYTES_MAX // 100_000 + 1))
+    with pytest.raises(ServerError, match=f"more than {LINE_BYTES_MAX} bytes"):
+        list(stream_lines(chunks))
 
 
 def encoded(text: str) -> list[int]:
