@@ -6,6 +6,7 @@ goes away with the command, and it never outlives the command.
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -30,7 +31,12 @@ from duckctl.process import INTERRUPTS, die_with_parent, heeded
 RUN_SCHEMA_VERSION = 1
 PROBE_TIMEOUT_S = 2.0
 FAULT_RATES = ("drop", "duplicate", "reorder", "corrupt")
-FAULT_COUNTS = ("delay_us", "seed")
+FAULT_COUNTS = {"delay_us": 10_000_000, "seed": 2**31}
+# Bounds of the run file (docs/reference/api.md), so that `serve` tells them by its options' names.
+QUEUE_MAX = 4096
+THREADS_MAX = 1024
+SCRUB_PAUSE_S_MAX = 86_400
+MODEL_NAME = re.compile(r"[!-~]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,34 @@ def parse_faults(text: str | None) -> dict[str, float] | None:
     """``drop=0.05,seed=1`` -> the run file's ``faults``; None for no text."""
     if text is None:
         return None
-    known = ", ".join(FAULT_RATES + FAULT_COUNTS)
+    known = ", ".join((*FAULT_RATES, *FAULT_COUNTS))
     faults: dict[str, float] = {}
     for part in text.split(","):
         key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in FAULT_RATES + FAULT_COUNTS:
+        if key not in (*FAULT_RATES, *FAULT_COUNTS):
             raise UsageError(f"--faults has '{part}'; expected key=value with one of {known}")
         try:
             number = float(value) if key in FAULT_RATES else int(value)
         except ValueError:
             raise UsageError(f"--faults: '{value}' is no number ({key})") from None
-        if not 0 <= number <= (1 if key in FAULT_RATES else 2**31):
-            raise UsageError(f"--faults: {key}={value} is out of range; rates are from 0 to 1")
+        most = FAULT_COUNTS.get(key, 1)
+        if not 0 <= number <= most:
+            raise UsageError(f"--faults: {key}={value} is out of range, expected 0 to {most}")
         faults[key] = number
     return faults
+
+
+def api_name(given: str | None, folder: Path) -> str:
+    """The model's name in the API: as given, else the folder's. Raises UsageError."""
+    name = folder.name if given is None else given
+    if not MODEL_NAME.fullmatch(name):
+        whose = "the folder's name" if given is None else "--model-name"
+        raise UsageError(
+            f"{whose} {name!r} can be no name in the API: expected 1 to 200 ASCII characters "
+            "without spaces",
+            "give another one with --model-name",
+        )
+    return name
 
 
 def run_document(
@@ -169,6 +189,8 @@ def check_port(host: str, port: int) -> None:
         )[0]
     except OSError as error:
         raise UsageError(f"--host {host}: {error.strerror}") from error
+    except ValueError as error:  # no host name at all, as a label too long
+        raise UsageError(f"--host {host}: {error}") from error
     with socket.socket(family, kind, number) as probe_socket:
         probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

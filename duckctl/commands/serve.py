@@ -15,7 +15,11 @@ from duckctl.inventory import Fleet
 from duckctl.inventory_choice import choose_inventory
 from duckctl.model_dir import resolve_model_dir
 from duckctl.serving import (
+    QUEUE_MAX,
+    SCRUB_PAUSE_S_MAX,
+    THREADS_MAX,
     ServeOptions,
+    api_name,
     check_ducks,
     check_port,
     parse_faults,
@@ -90,8 +94,18 @@ InventoryOption = Annotated[
 ScrubOption = Annotated[
     float,
     typer.Option(
-        "--scrub-pause", min=0, help="Seconds between re-checked pieces of weights; 0: never."
+        "--scrub-pause",
+        min=0,
+        max=SCRUB_PAUSE_S_MAX,
+        help="Seconds between re-checked pieces of weights; 0: never.",
     ),
+]
+QueueOption = Annotated[
+    int, typer.Option("--max-queue", min=0, max=QUEUE_MAX, help="Requests that may wait.")
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=THREADS_MAX, help="CPU threads of the host."),
 ]
 PollOption = Annotated[
     Poll,
@@ -143,7 +157,7 @@ def serve(
     max_context: int | None = typer.Option(
         None, "--max-context", min=2, help="Tokens of prompt and answer.  [default: the model's]"
     ),
-    max_queue: int = typer.Option(16, "--max-queue", min=1, help="Requests that may wait."),
+    max_queue: QueueOption = 16,
     activations: Activations = typer.Option(Activations.F32, "--activations", help="On the wire."),
     scrub_pause: ScrubOption = 30.0,
     poll: PollOption = Poll.BLOCK,
@@ -151,7 +165,7 @@ def serve(
     device: DeviceOption = Device.AUTO,
     host_weights: HostWeightsOption = None,
     kernel: Kernel = typer.Option(Kernel.AVX2, "--kernel", help="Kernel that the ducks run."),
-    threads: int | None = typer.Option(None, "--threads", min=1, help="CPU threads of the host."),
+    threads: ThreadsOption = None,
     model_name: str | None = typer.Option(
         None, "--model-name", help="Name in the API.  [default: the folder's]"
     ),
@@ -180,7 +194,7 @@ def serve(
     folder = resolve_model_dir(model_dir)
     options = ServeOptions(
         model_dir=folder,
-        model_name=model_name or folder.name,
+        model_name=api_name(model_name, folder),
         host=host,
         port=port,
         experts=experts.value,

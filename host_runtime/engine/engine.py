@@ -89,7 +89,7 @@ class Engine:
         _check_range("max_queue", max_queue, 0, 1_000_000)
         _check_range("max_active", max_active, 1, 1024)
         if mtp and model.mtp is None:
-            raise HostError("MTP is switched on, but the model has no MTP module", "set mtp: false")
+            raise HostError("MTP is switched on, but the model has no MTP module", "--no-mtp")
         self.model, self.experts, self.mtp = model, experts, mtp
         self.max_context = max_context if max_context is not None else limit
         self.max_queue, self.max_active, self.prefill_chunk = max_queue, max_active, prefill_chunk

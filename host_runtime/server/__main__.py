@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from host_runtime.config import load_config
 from host_runtime.errors import HostError
 from host_runtime.server.api_key import read_api_key
 from host_runtime.server.port import bind
 from host_runtime.server.progress import say
-from host_runtime.server.run_config import RunConfig, parse_run_file
+from host_runtime.server.run_config import RunConfig, check_for_model, parse_run_file
 from host_runtime.server.tokens import ChatTokenizer
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -56,6 +57,7 @@ def run(config: RunConfig) -> int:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = bind(config.host, config.port)
     api_key = read_api_key(config.api_key_file, config.host)
+    check_for_model(config, load_config(config.model_dir))
     tokenizer = ChatTokenizer(config.model_dir / "tokenizer.json")
     # torch is imported here: wrong arguments and a taken port are told without waiting for it.
     from host_runtime.server.lifecycle import serve

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from host_runtime.config import ModelConfig
 from host_runtime.server.errors import StartupError
 from host_runtime.server.limits import REQUEST_DEADLINE_S
 
@@ -92,6 +93,21 @@ def parse_run_file(path: Path) -> RunConfig:
     config = _resolve_paths(config, path.resolve().parent)
     _check_files(config, path)
     return config
+
+
+def check_for_model(config: RunConfig, model: ModelConfig) -> None:
+    """Raise StartupError for what this model cannot do: told before its weights are loaded."""
+    longest = model.max_position_embeddings
+    if config.max_context is not None and config.max_context > longest:
+        raise StartupError(
+            f"max_context is {config.max_context}, expected 2 to {longest}, as the model has it",
+            f"--max-context {longest} or less; without it: all that the model has",
+        )
+    if config.mtp and model.mtp_layer is None:
+        raise StartupError(
+            "MTP is switched on, but the model has no MTP module",
+            'serve without it: --no-mtp ("mtp": false in a run file)',
+        )
 
 
 def remote_files(config: RunConfig) -> RemoteFiles:

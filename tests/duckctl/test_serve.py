@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,16 @@ from duckctl.lab import ducks as lab
 from duckctl.lab.state import LabFolder, LabShape
 from duckctl.native import native_path
 from duckctl.process import descendants, identify, is_same, read_ready_line, wait_until
-from duckctl.serving import forwarding, parse_faults
+from duckctl.serving import (
+    FAULT_COUNTS,
+    QUEUE_MAX,
+    SCRUB_PAUSE_S_MAX,
+    THREADS_MAX,
+    api_name,
+    forwarding,
+    parse_faults,
+)
+from host_runtime.server.run_config import RunConfig
 
 READY_TIMEOUT_S = 120
 
@@ -48,7 +58,10 @@ def test_faults_are_parsed(text: str | None, expected: dict[str, float] | None) 
     assert parse_faults(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "drop", "drop=much", "loss=0.1", "drop=1.5", "seed=-1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "drop", "drop=much", "loss=0.1", "drop=1.5", "drop=nan", "seed=-1", "delay_us=10000001"],
+)
 def test_bad_faults_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--faults"):
         parse_faults(text)
@@ -67,7 +80,13 @@ def test_bad_faults_are_refused(text: str) -> None:
         (["ducklet", "--inventory", "nothing.yml"], "cannot read inventory nothing.yml"),
         (["ducklet", "--host", "256.0.0.1"], "--host 256.0.0.1"),
         (["ducklet", "--experts", "local", "--faults", "drop=0.1"], "--experts local has none"),
+        (["ducklet", "--host", "a" * 70], f"--host {'a' * 70}"),
         (["ducklet", "--api-key-file", "nothing"], "no key file nothing"),
+        (["ducklet", "--model-name", "two words"], "--model-name 'two words'"),
+        (["ducklet", "--model-name", "Änte"], "--model-name 'Änte'"),
+        (["ducklet", "--model-name", ""], "--model-name ''"),
+        (["ducklet", "--max-queue", "-1"], "'--max-queue'"),
+        (["ducklet", "--scrub-pause", "nan"], "'--scrub-pause'"),
     ],
 )
 def test_wrong_input_is_named_before_anything_starts(
@@ -83,6 +102,47 @@ def test_wrong_input_is_named_before_anything_starts(
         (tmp_path / name).chmod(mode)
     assert cli.run(["serve", *arguments, "--port", "0"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_cannot_be_the_models_needs_another_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    assert cli.run(["serve", str(folder), "--port", "0"]) == ExitCode.USAGE
+    assert "the folder's name 'my model' can be no name in the API" in capsys.readouterr().err
+    assert api_name("mine", folder) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "least", "most"),
+    [
+        ("max_queue", 0, QUEUE_MAX),
+        ("threads", 1, THREADS_MAX),
+        ("scrub_pause_s", 0, SCRUB_PAUSE_S_MAX),
+        *(("faults", {name: 0}, {name: most}) for name, most in FAULT_COUNTS.items()),
+        ("model_name", "!", "~" * 200),
+    ],
+    ids=str,
+)
+def test_bounds_of_options_are_those_of_the_run_file(
+    key: str, least: Any, most: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the command line lets through, the server takes; beyond, the option is named."""
+    minimal = {"schema_version": 1, "model_dir": str(tmp_path), "model_name": "x"}
+    for value in (least, most):
+        document = {**minimal, "experts": "local", key: value}
+        RunConfig.model_validate_json(json.dumps(document))
+    if key in ("max_queue", "threads", "scrub_pause_s"):
+        option = "--" + key.removesuffix("_s").replace("_", "-")
+        for value in (least - 1, most + 1):
+            assert cli.run(["serve", "ducklet", option, str(value)]) == ExitCode.USAGE
+            assert f"'{option}'" in capsys.readouterr().err
+        for value in (least, most):  # the first thing that is checked after the options
+            words = ["serve", "ducklet", option, str(value), "--api-key-file", "nothing"]
+            assert cli.run(words) == ExitCode.USAGE
+            assert "no key file nothing" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_kit import DUCKLET
 
+from host_runtime.config import load_config
 from host_runtime.server.api_key import read_api_key
 from host_runtime.server.errors import StartupError
-from host_runtime.server.run_config import parse_run_file, remote_files
+from host_runtime.server.run_config import check_for_model, parse_run_file, remote_files
 
 MINIMAL: dict[str, Any] = {
     "schema_version": 1,
@@ -92,6 +94,29 @@ def test_mistakes_are_named(tmp_path: Path, document: Any, text: str) -> None:
         parse_run_file(path)
     assert str(path) in caught.value.message
     assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "text", "hint"),
+    [
+        ({"max_context": 2049}, 1, "max_context is 2049, expected 2 to 2048", "--max-context 2048"),
+        ({}, 0, "has no MTP module", "--no-mtp"),
+        ({"max_context": 2048}, 1, "", ""),
+        ({"max_context": None, "mtp": False}, 0, "", ""),
+    ],
+)
+def test_what_the_model_cannot_do_is_named_with_the_option(
+    tmp_path: Path, changes: dict[str, Any], layers: int, text: str, hint: str
+) -> None:
+    """Before anything of it is loaded, here or on ducks."""
+    config = parse_run_file(write(tmp_path, {**MINIMAL, **changes}))
+    model = replace(load_config(DUCKLET), num_nextn_predict_layers=layers)
+    if not text:
+        check_for_model(config, model)
+        return
+    with pytest.raises(StartupError, match=text) as caught:
+        check_for_model(config, model)
+    assert hint in caught.value.hint
 
 
 def test_a_missing_run_file_is_named(tmp_path: Path) -> None:
