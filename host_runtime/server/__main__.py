@@ -65,7 +65,9 @@ def run(config: RunConfig) -> int:
 
     machinery = start_machinery(config)
     try:
-        serve(build_service(config, machinery, tokenizer), listener, api_key)
+        engine = machinery.engine
+        requests_max = engine.max_active + engine.max_queue
+        serve(build_service(config, machinery, tokenizer), listener, api_key, requests_max)
     finally:
         _stop_on_signals()  # the event loop has put the defaults back
         machinery.close()

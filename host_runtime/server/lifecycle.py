@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import uvicorn
 
 from host_runtime.server.app import create_app
 from host_runtime.server.limits import (
+    CONNECTIONS_SPARE,
+    FILES_SPARE,
     SAME_STOP_S,
     SHUTDOWN_GRACE_S,
     SHUTDOWN_MAX_S,
@@ -23,7 +26,6 @@ from host_runtime.server.port import bound_url, drop_unread
 from host_runtime.server.progress import say
 from host_runtime.server.service import Service
 
-CONNECTIONS_MAX = 512
 POLL_S = 0.05
 
 
@@ -36,19 +38,48 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(service: Service, listener: socket.socket, api_key: str | None) -> None:
-    """Serve until SIGTERM or SIGINT; a second stop (SAME_STOP_S later) ends at once."""
-    asyncio.run(_serve(service, listener, api_key))
+def serve(
+    service: Service, listener: socket.socket, api_key: str | None, requests_max: int
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second stop (SAME_STOP_S later) ends at once.
+
+    `requests_max` is how many requests the engine holds at once, running and waiting.
+    """
+    wanted = requests_max + CONNECTIONS_SPARE
+    connections = connections_max(wanted, _allow_files(wanted + FILES_SPARE))
+    if connections < wanted:
+        say(
+            f"warning: at most {connections} connections at once, {wanted} would be enough: the "
+            "limit of open files is too low (ulimit -n)"
+        )
+    asyncio.run(_serve(service, listener, api_key, connections))
 
 
-async def _serve(service: Service, listener: socket.socket, api_key: str | None) -> None:
+def connections_max(wanted: int, files_max: int) -> int:
+    """Up to `wanted` connections, as the limit of open files allows."""
+    return min(wanted, max(files_max - FILES_SPARE, files_max // 2))
+
+
+def _allow_files(wanted: int) -> int:
+    """Raise this process's limit of open files as far as needed and possible; the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
+async def _serve(
+    service: Service, listener: socket.socket, api_key: str | None, connections: int
+) -> None:
     config = uvicorn.Config(
         create_app(service, api_key),
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="off",
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=connections + 1,  # from so many on uvicorn refuses
         timeout_graceful_shutdown=int(SHUTDOWN_MAX_S),
     )
     drop_unread(listener, min(service.request_deadline_s + UNREAD_MARGIN_S, UNREAD_MAX_S))

@@ -26,6 +26,13 @@ MESSAGES_MAX = 4096
 TOOLS_MAX = 128
 """Functions offered in one request (OpenAI's own limit)."""
 
+CONNECTIONS_SPARE = 512
+"""Connections besides those of requests that run or wait: idle ones, and those of requests that are
+refused or ask how the server is."""
+
+FILES_SPARE = 256
+"""Open files besides connections: sockets of the ducks, the model's files, the log."""
+
 REQUEST_DEADLINE_S = 3600.0
 """How long a request may take when the run file doesn't say."""
 

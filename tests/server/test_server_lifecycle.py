@@ -1,12 +1,15 @@
-"""A stop lets running answers finish, also when it comes as two signals; a second stop does not."""
+"""Requests that may wait have connections; a stop in one signal or two lets answers finish."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -21,9 +24,11 @@ from server_kit import (
 )
 
 from host_runtime.server import lifecycle
+from host_runtime.server.lifecycle import connections_max
 from host_runtime.server.port import bind, bound_url
 from host_runtime.server.service import Service
 
+REQUESTS_MAX = 20
 NOT_CANCELLED_S = 0.3  # several looks of the server at what it has been told
 
 
@@ -37,7 +42,9 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def serve_with(service: Service, client: Callable[[str], None]) -> None:
+def serve_with(
+    service: Service, client: Callable[[str], None], requests_max: int = REQUESTS_MAX
+) -> None:
     """The server in this thread, where signals arrive, and its client in another one."""
     listener: socket.socket = bind("127.0.0.1", 0)
     failures: list[BaseException] = []
@@ -52,7 +59,7 @@ def serve_with(service: Service, client: Callable[[str], None]) -> None:
     listener.listen()
     thread = threading.Thread(target=run)
     thread.start()
-    lifecycle.serve(service, listener, None)
+    lifecycle.serve(service, listener, None, requests_max)
     thread.join(DEADLINE_S)
     assert failures == []
 
@@ -101,3 +108,61 @@ def test_a_second_stop_ends_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     serve_with(service, client)
     assert handles[0].cancelled.is_set()
+
+
+@pytest.mark.parametrize(("requests_max", "spare"), [(6, 2), (3, 1)])
+def test_requests_that_may_wait_have_room_beside_idle_connections(
+    requests_max: int, spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit follows the queue's length; more connections are too many for all."""
+    monkeypatch.setattr(lifecycle, "CONNECTIONS_SPARE", spare)
+    statuses: list[int] = []
+
+    def client(url: str) -> None:
+        parts = urlsplit(url)
+        address = (str(parts.hostname), int(parts.port or 0))
+        with ExitStack() as idle:
+            for _ in range(requests_max + spare - 1):
+                idle.enter_context(socket.create_connection(address))
+            statuses.append(httpx.get(url + "/health", timeout=DEADLINE_S).status_code)
+            idle.enter_context(socket.create_connection(address))
+            statuses.append(httpx.get(url + "/health", timeout=DEADLINE_S).status_code)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve_with(scripted_service(ScriptedEngine()), client, requests_max)
+    assert statuses == [200, 503]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files_max", "connections"),
+    [(532, 1024, 532), (532, 788, 532), (532, 787, 531), (4612, 1024, 768), (532, 64, 32)],
+)
+def test_connections_leave_open_files_for_the_rest(
+    wanted: int, files_max: int, connections: int
+) -> None:
+    assert connections_max(wanted, files_max) == connections
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is too few is told."""
+    limits = [1024, 2048]
+
+    def setrlimit(_kind: int, values: tuple[int, int]) -> None:
+        limits[:] = values
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+
+    def client(url: str) -> None:
+        assert httpx.get(url + "/health", timeout=DEADLINE_S).status_code == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve_with(scripted_service(ScriptedEngine()), client, 100)
+    assert (limits, "warning" in capsys.readouterr().err) == ([1024, 2048], False)
+    serve_with(scripted_service(ScriptedEngine()), client, 1000)
+    assert (limits, "warning" in capsys.readouterr().err) == ([1768, 2048], False)
+    serve_with(scripted_service(ScriptedEngine()), client, 4100)
+    assert limits == [2048, 2048]
+    assert "at most 1792 connections at once, 4612 would be enough" in capsys.readouterr().err
