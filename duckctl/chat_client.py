@@ -12,6 +12,7 @@ import ipaddress
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ SILENCE_S_MAX = 60.0
 """The server sends a sign of life every 15 s; after this long it is gone."""
 LINE_CHARACTERS_MAX = 1_000_000
 LINE_BYTES_MAX = 4 * LINE_CHARACTERS_MAX
+KEY_BYTES_MAX = 8192
 
 
 class ServerError(DuckError):
@@ -68,7 +70,7 @@ class ChatClient:
                 timeout=httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_TIMEOUT_S),
                 trust_env=not _is_loopback(hostname),  # a proxy can't reach this machine's ports
             )
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, UnicodeError):
             raise _no_address(url) from None
 
     def __enter__(self) -> ChatClient:
@@ -167,6 +169,39 @@ class ChatClient:
         )
 
 
+def read_key(path: Path | None) -> str | None:
+    """The API key in a file; None without one. Raises UsageError if the file holds none."""
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise UsageError(
+            f"can't read the API key {path}: {error.strerror}", "it is the server's --api-key-file"
+        ) from None
+    if not key or len(key) > KEY_BYTES_MAX or not key.isascii() or not key.isprintable():
+        raise UsageError(
+            f"{path} is no file of an API key: expected one line of ASCII characters",
+            "it is the server's --api-key-file",
+        )
+    return key
+
+
+def utf8(text: str, what: str) -> str:
+    """`text` itself. Raises UsageError if its bytes were none of UTF-8, as arguments may have."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise not_utf8(what) from error
+    return text
+
+
+def not_utf8(what: str) -> UsageError:
+    """For text from outside that cannot be read."""
+    return UsageError(f"{what} is not valid UTF-8 text")
+
+
 def stream_lines(chunks: Iterable[bytes]) -> Generator[str, None, None]:
     """Lines of an event stream, cut at line feeds only: other characters that end lines elsewhere
     (U+0085, U+2028, U+2029) may stand in JSON strings. Raises ServerError for an endless line."""
@@ -244,8 +279,9 @@ def _hostname(url: str) -> str:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            parts.hostname.encode("idna")
             return parts.hostname
-    except ValueError:  # an open bracket, or a port that is no number up to 65535
+    except ValueError:  # an open bracket, a port that is no number up to 65535, too long a label
         pass
     raise _no_address(url)
 

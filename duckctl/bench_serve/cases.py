@@ -201,6 +201,10 @@ def _prompt(path: Path, raw: Mapping[str, Any]) -> tuple[str | None, tuple[int, 
     text = value if given[0] == "prompt" else _file_text(path, path.parent / value)
     if not text.strip():
         raise CaseError(path, "the prompt is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CaseError(path, "the prompt is no text: it has a lone surrogate") from None
     return text, ()
 
 

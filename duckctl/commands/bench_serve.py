@@ -46,11 +46,12 @@ def serve(
     """
     from duckctl.bench_serve.cases import load_cases
     from duckctl.bench_serve.run import RunOptions, run_cases
-    from duckctl.chat_client import ChatClient
+    from duckctl.chat_client import ChatClient, read_key, utf8
 
     chosen = load_cases(cases)
-    options = RunOptions(repeats, warm_up, plots, trace, server_log, note)
-    with ChatClient(url, _read_key(api_key_file)) as client:
+    utf8(model or "", "--model")
+    options = RunOptions(repeats, warm_up, plots, trace, server_log, utf8(note, "--note"))
+    with ChatClient(url, read_key(api_key_file)) as client:
         name = model or _only_model(client.models(), url)
         run = run_cases(client, name, chosen, archive, options, talk)
     if as_json:
@@ -139,12 +140,3 @@ def _only_model(names: list[str], url: str) -> str:
     if len(names) != 1:
         raise UsageError(f"the server at {url} has {len(names)} models", f"--model: {names}")
     return names[0]
-
-
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise UsageError(f"can't read the API key {path}: {error.strerror}") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from duckctl.chat_client import Answer, ChatClient, ChatEnd, ChatPart
+from duckctl.chat_client import Answer, ChatClient, ChatEnd, ChatPart, not_utf8, read_key, utf8
 from duckctl.console import console
 from duckctl.errors import DuckError, ExitCode, UsageError
 from duckctl.process import ToldToEnd
@@ -23,7 +23,6 @@ from duckctl.process import ToldToEnd
 app = typer.Typer()
 
 STDIN_CHARACTERS_MAX = 4_000_000
-KEY_BYTES_MAX = 8192
 INTERACTIVE_HELP = "Ctrl-D ends, Ctrl-C stops an answer, /new starts over."
 # Answers are printed, never obeyed: control characters could rewrite the terminal.
 _CONTROL = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
@@ -54,7 +53,9 @@ def chat(
     """
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    with ChatClient(url, _read_key(api_key_file)) as client:
+    for text, name in ((prompt, "the question"), (system, "--system"), (model, "--model")):
+        utf8(text or "", name)
+    with ChatClient(url, read_key(api_key_file)) as client:
         conversation = Conversation(
             client, {"model": model or _only_model(client), "thinking": thinking, **fields}, system
         )
@@ -108,10 +109,13 @@ def _talk(conversation: Conversation) -> None:
     talk.print(f"{name} at {conversation.client.url}. {INTERACTIVE_HELP}", markup=False)
     while True:
         try:
-            question = input("> ").strip()
+            question = _read_question()
         except (EOFError, KeyboardInterrupt):
             talk.print()
             return
+        except UsageError as error:
+            talk.print(f"error: {error.message}", style="red", markup=False)
+            continue
         if question == "/new":
             conversation.restart()
         elif question:
@@ -180,26 +184,19 @@ def _only_model(client: ChatClient) -> str:
     return names[0]
 
 
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
+def _read_question() -> str:
+    """What is typed at a terminal. Raises UsageError, and the next one can be read."""
     try:
-        with path.open("rb") as file:
-            key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
-    except OSError as error:
-        raise UsageError(
-            f"can't read the API key {path}: {error.strerror}", "it is the server's --api-key-file"
-        ) from None
-    if not key or len(key) > KEY_BYTES_MAX or not key.isascii() or not key.isprintable():
-        raise UsageError(
-            f"{path} is no file of an API key: expected one line of ASCII characters",
-            "it is the server's --api-key-file",
-        )
-    return key
+        return utf8(input("> ").strip(), "the question")
+    except UnicodeDecodeError as error:
+        raise not_utf8("the question") from error
 
 
 def _read_stdin() -> str:
-    text = sys.stdin.read(STDIN_CHARACTERS_MAX + 1).strip()
+    try:
+        text = utf8(sys.stdin.read(STDIN_CHARACTERS_MAX + 1).strip(), "what was piped in")
+    except UnicodeDecodeError as error:
+        raise not_utf8("what was piped in") from error
     if not text:
         raise UsageError("the question is empty", 'e.g. duckctl chat "Is 143 prime?"')
     if len(text) > STDIN_CHARACTERS_MAX:

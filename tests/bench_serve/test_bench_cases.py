@@ -74,6 +74,7 @@ def test_prompt_length_draws_the_same_ids_for_the_same_seed(tmp_path: Path) -> N
         ("schema_version: 1\nendpoint: completion\nprompt_ids: []\n", "list of token numbers"),
         ("schema_version: 1\nendpoint: completion\nprompt_length: {tokens: 1}\n", "prompt_length"),
         ("schema_version: 1\nprompt_file: gone.txt\n", "gone.txt: No such file"),
+        (GOOD.replace("Is 143 prime?", '"\\ud800"'), "it has a lone surrogate"),
         ("- 1\n", "must be a mapping"),
         ("a: [\n", "is no YAML"),
         ("a: !!bool foo\n", "is no YAML"),

@@ -11,6 +11,7 @@ import pytest
 from bench_kit import PROMPT_IDS, Script, fake_server
 
 from duckctl.cli import run
+from duckctl.errors import ExitCode
 
 CASE = "schema_version: 1\nname: one\nendpoint: completion\nprompt: Is 143 prime? <b>\n"
 
@@ -27,6 +28,30 @@ def bench(case_file: Path, archive: Path, script: Script, *more: str) -> int:
         return run(
             ["bench", "serve", str(case_file), "--archive", str(archive), "--url", url, *more]
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--note", "\udcff"], "--note is not valid UTF-8 text"),
+        (["--model", "\udcff"], "--model is not valid UTF-8 text"),
+        (["--api-key-file", "key"], "key is no file of an API key"),
+    ],
+)
+def test_what_is_no_text_is_named_before_anything_runs(
+    words: list[str],
+    message: str,
+    case_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_bytes(b"\xff\xfe0123456789abcdef")
+    command = ["bench", "serve", str(case_file), "--archive", "archive", *words]
+    assert run(command) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "archive").exists()
 
 
 def load(archive: Path) -> dict[str, Any]:

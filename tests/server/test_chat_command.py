@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -29,8 +30,16 @@ from server_kit import (
     wait_until,
 )
 
-from duckctl.chat_client import LINE_BYTES_MAX, ChatClient, ChatEnd, ServerError, stream_lines
-from duckctl.commands.chat import _read_key, speed_line
+from duckctl import cli
+from duckctl.chat_client import (
+    LINE_BYTES_MAX,
+    ChatClient,
+    ChatEnd,
+    ServerError,
+    read_key,
+    stream_lines,
+)
+from duckctl.commands.chat import speed_line
 from duckctl.errors import ExitCode, UsageError
 
 
@@ -140,6 +149,9 @@ def test_errors_before_and_during_an_answer_are_told_in_the_servers_words() -> N
         "http://x:99999",
         "http://x:y",
         "http://a\tb",
+        "http://a\udcff",
+        "http://a/\udcff",
+        f"http://{'a' * 70}",
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
@@ -161,11 +173,38 @@ def test_a_file_that_holds_no_key_is_named(content: bytes, tmp_path: Path) -> No
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=f"{path} is no file of an API key"):
-        _read_key(path)
+        read_key(path)
     path.write_bytes(b"a good key\n")
-    assert _read_key(path) == "a good key"
+    assert read_key(path) == "a good key"
     with pytest.raises(UsageError, match="can't read the API key"):
-        _read_key(tmp_path)
+        read_key(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["a\udcff"], "the question"),
+        (["Hi", "--system", "\udcff"], "--system"),
+        (["Hi", "--model", "\udcff"], "--model"),
+    ],
+)
+def test_arguments_that_are_no_utf8_are_named(
+    words: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python gives their bytes as lone surrogates, which no JSON can hold."""
+    assert cli.run(["chat", *words]) == ExitCode.USAGE
+    assert f"error: {what} is not valid UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_piped_bytes_that_are_no_utf8_are_named(
+    errors: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both ways in which Python reads stdin, depending on the locale."""
+    piped = io.TextIOWrapper(io.BytesIO(b"Hi \xff"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert cli.run(["chat", "--model", "m"]) == ExitCode.USAGE
+    assert "error: what was piped in is not valid UTF-8 text" in capsys.readouterr().err
 
 
 def test_an_empty_question_is_refused() -> None:
@@ -195,11 +234,11 @@ def test_ctrl_c_stops_a_single_answer_with_code_130_and_cancels_it() -> None:
 class Terminal:
     """A person at a terminal."""
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path, encoding: str) -> None:
         self.process_id, self._terminal = pty.fork()
         if self.process_id == 0:
             os.chdir(ROOT)
-            os.environ["TERM"] = "dumb"
+            os.environ.update(TERM="dumb", PYTHONIOENCODING=encoding)
             os.execv(sys.executable, [sys.executable, "-m", "duckctl", "chat", "--url", url])
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
         os.set_blocking(self._terminal, False)
@@ -212,9 +251,9 @@ class Terminal:
         wait_until(lambda: text in self._read(), f"{text!r} on the screen")
         self.shown = self.shown.partition(text)[2]
 
-    def type(self, text: str) -> None:
+    def type(self, text: str | bytes) -> None:
         """Press keys."""
-        os.write(self._terminal, text.encode())
+        os.write(self._terminal, text.encode() if isinstance(text, str) else text)
 
     def kill(self) -> None:
         """End the program if the test has failed before its end."""
@@ -246,9 +285,11 @@ class Terminal:
 
 
 @contextmanager
-def conversation(engine: ScriptedEngine, folder: Path) -> Iterator[Terminal]:
+def conversation(
+    engine: ScriptedEngine, folder: Path, encoding: str = "utf-8"
+) -> Iterator[Terminal]:
     with live_server(scripted_service(engine)) as url:
-        terminal = Terminal(url, folder / "screen")
+        terminal = Terminal(url, folder / "screen", encoding)
         try:
             yield terminal
         finally:
@@ -290,6 +331,24 @@ def test_a_conversation_remembers_and_ctrl_c_ends_the_answer_then_the_program(
     # The stopped and the failed answer have left no trace.
     assert prompts[3] == "One</think>First.Four</think>"
     assert prompts[4] == "Five</think>"
+
+
+@pytest.mark.parametrize(
+    "errors", ["strict", pytest.param("surrogateescape", marks=pytest.mark.slow)]
+)
+def test_a_conversation_goes_on_after_bytes_that_are_no_utf8(errors: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine(script=says("First."))
+    with conversation(engine, tmp_path, f"utf-8:{errors}") as terminal:
+        terminal.expect("> ")
+        terminal.type(b"One \xff\n")
+        terminal.expect("error: the question is not valid UTF-8 text")
+        terminal.expect("> ")
+        terminal.type("Two\n")
+        terminal.expect("First.")
+        terminal.expect("> ")
+        terminal.type("\x04")
+        assert terminal.exit_code() == 0
+    assert len(engine.handles) == 1
 
 
 def test_a_conversation_that_is_told_to_end_ends_also_during_an_answer(tmp_path: Path) -> None:
