@@ -11,7 +11,7 @@ from typing import Literal
 
 from host_runtime.errors import HostError
 
-_SEED_MAX = 2**63 - 1
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 
 
 class InvalidRequestError(HostError):
@@ -62,7 +62,7 @@ class SamplingParams:
         require(finite, "temperature", self.temperature, "a finite number >= 0")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and up to 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        seed_fits = self.seed is None or -_SEED_MAX <= self.seed <= _SEED_MAX
+        seed_fits = self.seed is None or SEED_MIN <= self.seed <= SEED_MAX
         require(seed_fits, "seed", self.seed, "a 64-bit integer")
         for token in self.stop_token_ids:
             in_range = 0 <= token < vocab_size

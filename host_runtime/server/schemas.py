@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from host_runtime.engine.request import SEED_MAX, SEED_MIN
 from host_runtime.server.encoding import Message, ToolCall
 from host_runtime.server.errors import bad_request
 from host_runtime.server.limits import (
@@ -168,7 +169,7 @@ class SamplingFields(_Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)] | None = None
     stop: str | _List[str] | None = None
     stop_token_ids: Annotated[_List[int], Field(max_length=STOP_TOKEN_IDS_MAX)] | None = None
     ignore_eos: bool | None = None

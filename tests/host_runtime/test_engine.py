@@ -231,7 +231,8 @@ def test_queue_full() -> None:
         ([5], SamplingParams(1, top_p=0.0), "top_p is 0.0"),
         ([5], SamplingParams(1, top_p=1.01), "top_p is 1.01"),
         ([5], SamplingParams(1, top_k=-1), "top_k is -1"),
-        ([5], SamplingParams(1, seed=2**64), "seed is 18446744073709551616"),
+        ([5], SamplingParams(1, seed=2**63), "seed is 9223372036854775808"),
+        ([5], SamplingParams(1, seed=-(2**63) - 1), "seed is -9223372036854775809"),
         ([5], SamplingParams(1, stop_token_ids=(400,)), "stop_token_ids is 400"),
     ],
 )
@@ -239,6 +240,15 @@ def test_invalid_requests(prompt: list[int], params: SamplingParams, message: st
     with pytest.raises(InvalidRequestError) as error:
         _engine().submit(prompt, params)
     assert message in error.value.message
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_the_largest_seeds_sample(seed: int) -> None:
+    engine = _engine()
+    params = SamplingParams(2, temperature=1.0, seed=seed, ignore_eos=True)
+    handle = engine.submit(_prompt(3), params)
+    finish_all(engine)
+    assert outcome(handle)[1].reason == "length"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "differ"),
     ({"seed": 2**63}, "seed", "less than"),
+    ({"seed": -(2**63) - 1}, "seed", "greater than"),
     ({"stop": [""]}, "stop", "0 characters"),
     ({"stop": ["x"] * 17}, "stop", "17 strings"),
     ({"stop_token_ids": [9999]}, "stop_token_ids", "stop_token_ids[0] is 9999"),
