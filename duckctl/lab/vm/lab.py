@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -27,6 +26,7 @@ from duckctl.lab.vm.state import Process, VmState, load, required, save
 from duckctl.process import boot_id, is_stopped, send, tail, wait_until
 
 SIGNAL_TIMEOUT_S = 1.0
+MADE_TIMEOUT_S = 15.0
 MachineState = Literal["on", "off", "hung"]
 
 
@@ -248,11 +248,19 @@ def monitor_log(folder: LabFolder, duck: VmDuck) -> Path:
 def require_on(folder: LabFolder, state: VmState, names: Sequence[str]) -> None:
     """Raises LabError for a machine that QEMU could not make; waits until each is made or not."""
     for duck in _chosen(state, names):
-        if duck.kind == "qemu" and not _is_off(state, duck):
-            with suppress(qmp.QmpError):  # it answers when the machine is made
-                qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")
+        if duck.kind == "qemu":
+            wait_until(lambda: _is_off(state, duck) or _is_made(folder, duck), MADE_TIMEOUT_S)  # noqa: B023
         if _is_off(state, duck):
             raise LabError(f"{duck.name} ended at once; {last_words(folder, duck)}")
+
+
+def _is_made(folder: LabFolder, duck: VmDuck) -> bool:
+    """QEMU's monitor answers when the machine is made; one that ends meanwhile may cut it off."""
+    try:
+        qmp.ask(machine.folder_of(folder, duck) / machine.MONITOR, "query-status")
+    except qmp.QmpError:
+        return False
+    return True
 
 
 def last_words(folder: LabFolder, duck: VmDuck) -> str:
