@@ -99,8 +99,8 @@ def _describe(shape: LabShape) -> str:
 
 def down(folder: LabFolder) -> int:
     """Ends the lab's own processes and gives their number."""
-    if not folder.root.exists():
-        return 0
+    if folder.load() is None:
+        return 0  # nothing is written into a folder without a lab
     with folder.locked():
         state = folder.load()
         if state is None:
@@ -117,8 +117,7 @@ def down(folder: LabFolder) -> int:
 
 def restart(folder: LabFolder, names: Sequence[str]) -> LabState:
     """Ends the named ducks if they run and starts them on their old ports."""
-    with folder.locked():
-        state = _required(folder)
+    with _locked(folder) as state:
         chosen = [state.duck(name) for name in names]
         end([duck.process for duck in chosen if duck.is_running()], END_TIMEOUT_S)
         return _start(folder, state, chosen)
@@ -126,8 +125,7 @@ def restart(folder: LabFolder, names: Sequence[str]) -> LabState:
 
 def kill(folder: LabFolder, names: Sequence[str]) -> LabState:
     """SIGKILL to the named ducks, as a power cut would end them."""
-    with folder.locked():
-        state = _required(folder)
+    with _locked(folder) as state:
         chosen = [state.duck(name) for name in names]
         dead = [duck.name for duck in chosen if not duck.is_running()]
         if dead:
@@ -135,6 +133,14 @@ def kill(folder: LabFolder, names: Sequence[str]) -> LabState:
         send([duck.process for duck in chosen], signal.SIGKILL)
         end([duck.process for duck in chosen], END_TIMEOUT_S)
         return state
+
+
+@contextmanager
+def _locked(folder: LabFolder) -> Iterator[LabState]:
+    """The lab under its lock. Raises LabError, and writes nothing, where there is none."""
+    _required(folder)
+    with folder.locked():
+        yield _required(folder)
 
 
 def _required(folder: LabFolder) -> LabState:

@@ -113,10 +113,13 @@ class LabFolder:
         return self.root / "logs" / f"{name}.log"
 
     def create(self) -> None:
+        """Makes the folder, for its owner only; one that is there keeps its mode.
+
+        Raises UsageError.
+        """
         try:
-            (self.root / "logs").mkdir(parents=True, exist_ok=True)
-            (self.root / "identities").mkdir(exist_ok=True)
-            self.root.chmod(0o700)
+            for part in (self.root, self.root / "logs", self.root / "identities"):
+                part.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"cannot make the lab's folder {self.root}: {error.strerror}",
@@ -181,9 +184,15 @@ class LabFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One command at a time works on a lab; a crashed one leaves no lock behind."""
+        """One command at a time works on a lab; a crashed one leaves no lock behind.
+
+        Makes the folder: who only changes a lab first looks whether there is one.
+        """
         self.create()
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LabError(f"cannot write {self.root / 'lock'}: {error.strerror}") from None
         try:
             if not wait_until(lambda: _try_lock(descriptor), LOCK_TIMEOUT_S):
                 owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()

@@ -19,7 +19,9 @@ from duckctl import cli
 from duckctl.errors import ExitCode, UsageError
 from duckctl.inventory import load_inventory
 from duckctl.lab import ducks as lab
+from duckctl.lab import machines
 from duckctl.lab.state import LabDuck, LabError, LabFolder, LabShape, LabState
+from duckctl.lab.vm import lab as vm
 from duckctl.native import native_path
 from duckctl.process import end, identify, is_same, start_detached, wait_until
 
@@ -267,6 +269,56 @@ def test_a_folder_that_cannot_be_made_is_named(
         error = capsys.readouterr().err
         assert f"error: cannot make the lab's folder {root}: " in error
         assert "hint: name a folder that can be written to with --state-dir" in error
+
+
+def test_a_lock_that_cannot_be_written_is_named(
+    folder: LabFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a folder that was there and belongs to somebody else."""
+    (folder.root / "lock").mkdir(parents=True)
+    assert run(folder, "up") == ExitCode.FAILURE
+    assert f"error: cannot write {folder.root / 'lock'}: Is a" in capsys.readouterr().err
+
+
+def contents(root: Path) -> dict[str, int]:
+    """Every path below a folder, and the folder itself, with its mode."""
+    found = {str(path.relative_to(root)): path.stat().st_mode for path in root.rglob("*")}
+    return {**found, ".": root.stat().st_mode}
+
+
+def test_a_folder_without_a_lab_is_left_as_it_is(tmp_path: Path) -> None:
+    """down, restart, kill and switches of either backend: no new mode, nothing written."""
+    folder = LabFolder(tmp_path / "foreign")
+    folder.root.mkdir()
+    folder.root.chmod(0o755)
+    (folder.root / "letter.txt").write_text("mine")
+    before = contents(folder.root)
+    assert run(folder, "down") == ExitCode.OK
+    for words in (["restart", "d01"], ["kill", "d01"], ["power", "on", "d01"]):
+        assert run(folder, *words) == ExitCode.FAILURE
+    assert [lab.down(folder), vm.down(folder)] == [0, 0]
+    changes = (lab.restart, lab.kill, vm.switch_on, vm.switch_off, vm.cycle, vm.reset)
+    for change in (*changes, vm.hang, vm.resume):
+        with pytest.raises(LabError, match="there is no .*lab in"):
+            change(folder, ["d01"])
+    for press in (machines.turn_on, machines.turn_off, machines.cycle):
+        with pytest.raises(LabError, match="there is no lab in"):
+            press(folder, "d01")
+    assert contents(folder.root) == before
+
+
+@pytest.mark.parametrize("mode", [None, 0o755, 0o2775])
+def test_only_a_folder_of_its_own_is_closed_to_others(folder: LabFolder, mode: int | None) -> None:
+    """`up` makes a folder for its owner only; in one that was there, only what it makes."""
+    if mode is not None:
+        folder.root.mkdir()
+        folder.root.chmod(mode)
+    for _ in range(2):
+        lab.up(folder, LabShape(1, 1, 1, 1500, "block"))
+        assert folder.root.stat().st_mode & 0o7777 == (0o700 if mode is None else mode)
+        parts = (folder.log("d01").parent, folder.identity("d01").parent)
+        assert [part.stat().st_mode & 0o777 for part in parts] == [0o700, 0o700]
+        lab.down(folder)
 
 
 def test_a_damaged_state_file_is_named(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -109,6 +110,8 @@ def _make_password(path: Path) -> None:
 
 def down(folder: LabFolder) -> int:
     """Ends the lab's processes, removes its namespaces, and gives the number of processes."""
+    if load(folder) is None:
+        return 0  # nothing is written into a folder without a lab
     with folder.locked():
         state = load(folder)
         return 0 if state is None else _tear_down(folder, state)
@@ -150,24 +153,21 @@ def _is_off(state: VmState, duck: VmDuck) -> bool:
 
 def switch_on(folder: LabFolder, names: Sequence[str]) -> VmState:
     """Gives power to the named ducks; those that have it are left alone."""
-    with folder.locked():
-        state = required(folder)
+    with _locked(folder) as state:
         chosen = [duck for duck in _chosen(state, names) if _is_off(state, duck)]
         return _switch_on(folder, state, chosen)
 
 
 def switch_off(folder: LabFolder, names: Sequence[str]) -> VmState:
     """A power cut: the machine's process is killed, nothing is flushed."""
-    with folder.locked():
-        state = required(folder)
+    with _locked(folder) as state:
         finish(state, [machine.role_of(d) for d in _chosen(state, names)], is_gentle=False)
         return state
 
 
 def cycle(folder: LabFolder, names: Sequence[str]) -> VmState:
     """Power off and on again."""
-    with folder.locked():
-        state = required(folder)
+    with _locked(folder) as state:
         chosen = _chosen(state, names)
         finish(state, [machine.role_of(duck) for duck in chosen], is_gentle=False)
         return _switch_on(folder, state, chosen)
@@ -191,8 +191,7 @@ def resume(folder: LabFolder, names: Sequence[str]) -> VmState:
 def _press(
     folder: LabFolder, names: Sequence[str], command: str, number: signal.Signals | None
 ) -> VmState:
-    with folder.locked():
-        state = required(folder)
+    with _locked(folder) as state:
         for duck in _chosen(state, names):
             identity = state.running(machine.role_of(duck))
             if identity is None:
@@ -206,6 +205,14 @@ def _press(
             else:
                 raise UsageError(f"{duck.name} is a process and has no reset button")
         return state
+
+
+@contextmanager
+def _locked(folder: LabFolder) -> Iterator[VmState]:
+    """The lab under its lock. Raises LabError, and writes nothing, where there is none."""
+    required(folder)
+    with folder.locked():
+        yield required(folder)
 
 
 def _chosen(state: VmState, names: Sequence[str]) -> list[VmDuck]:
