@@ -69,7 +69,7 @@ def up(folder: LabFolder, shape: LabShape, tied: bool = False) -> LabState:
     """
     fresh = plan(shape)
     with folder.locked():
-        state = folder.load()
+        before = state = folder.load()
         if state is not None and any(duck.is_running() for duck in state.ducks):
             if state.shape != shape:
                 raise UsageError(
@@ -84,7 +84,7 @@ def up(folder: LabFolder, shape: LabShape, tied: bool = False) -> LabState:
         missing = [duck for duck in state.ducks if not duck.is_running()]
         if not missing:
             talk(f"all {shape.ducks} ducks run already")
-        state = _start(folder, state, missing, tied)
+        state = _start(folder, state, missing, before, tied)
         folder.inventory.write_text(lab_inventory(state, folder), encoding="utf-8")
         return state
 
@@ -120,7 +120,7 @@ def restart(folder: LabFolder, names: Sequence[str]) -> LabState:
     with _locked(folder) as state:
         chosen = [state.duck(name) for name in names]
         end([duck.process for duck in chosen if duck.is_running()], END_TIMEOUT_S)
-        return _start(folder, state, chosen)
+        return _start(folder, state, chosen, state)
 
 
 def kill(folder: LabFolder, names: Sequence[str]) -> LabState:
@@ -151,11 +151,17 @@ def _required(folder: LabFolder) -> LabState:
 
 
 def _start(
-    folder: LabFolder, state: LabState, ducks: Sequence[LabDuck], tied: bool = False
+    folder: LabFolder,
+    state: LabState,
+    ducks: Sequence[LabDuck],
+    before: LabState | None,
+    tied: bool = False,
 ) -> LabState:
-    """Starts ducks together and waits for their ready lines; all or none of them stay."""
+    """Starts ducks together and waits for their ready lines; all or none of them stay.
+
+    ``before`` is the lab on record, None for a new one: a start that fails leaves it so.
+    """
     started: list[tuple[LabDuck, subprocess.Popen[bytes]]] = []
-    before = state
     try:
         for duck in ducks:
             with interrupts_wait():
@@ -199,16 +205,18 @@ def interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt if came[0] == signal.SIGINT else ToldToEnd
 
 
-def _undo(folder: LabFolder, before: LabState, started: list[subprocess.Popen[bytes]]) -> None:
+def _undo(
+    folder: LabFolder, before: LabState | None, started: list[subprocess.Popen[bytes]]
+) -> None:
     """Ends what a failed start has begun and restores the state of before."""
     for process in started:
         process.kill()
     for process in started:
         process.wait(END_TIMEOUT_S)
-    if any(duck.is_running() for duck in before.ducks):
-        folder.save(before)
-    else:
+    if before is None:
         folder.forget()
+    else:
+        folder.save(before)
 
 
 def duckd_command(

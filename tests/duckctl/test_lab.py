@@ -214,10 +214,9 @@ def test_a_taken_port_names_the_duck_and_its_log(
     assert state_of(folder).duck("d01").is_running()
 
 
-def test_a_failed_start_leaves_no_process(
-    folder: LabFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The third duck's program is a shell script that fails; the first two are real."""
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess.Popen[bytes]]:
+    """What is started from now on: d03's program is a shell script that fails, others are real."""
     broken = tmp_path / "broken-duckd"
     broken.write_text("#!/bin/sh\necho 'no pond here' >&2\nexit 7\n", encoding="utf-8")
     broken.chmod(0o755)
@@ -230,11 +229,38 @@ def test_a_failed_start_leaves_no_process(
         return started[-1]
 
     monkeypatch.setattr("duckctl.lab.ducks.start_detached", start)
+    return started
+
+
+def test_a_failed_start_leaves_no_process(
+    folder: LabFolder, started: list[subprocess.Popen[bytes]]
+) -> None:
     with pytest.raises(LabError, match=r"d03 ended with exit code 7(.|\n)*no pond here"):
         lab.up(folder, SHAPE)
     assert len(started) == 3
     assert all(process.poll() is not None for process in started)
     assert not folder.state_file.exists()
+
+
+@pytest.mark.parametrize("change", ["restart", "turn_on", "up"])
+def test_a_failed_start_of_a_known_lab_keeps_it(
+    folder: LabFolder, change: str, request: pytest.FixtureRequest
+) -> None:
+    """No duck runs, and the one that is started fails: the lab is on record as it was before."""
+    before = lab.up(folder, SHAPE)
+    inventory = folder.inventory.read_text()
+    lab.kill(folder, ["d01", "d02", "d03"])
+    started = request.getfixturevalue("started")
+    with pytest.raises(LabError, match="d03 ended with exit code 7"):
+        if change == "restart":
+            lab.restart(folder, ["d01", "d03"])
+        elif change == "turn_on":
+            machines.turn_on(folder, "d03")
+        else:
+            lab.up(folder, SHAPE)
+    assert started
+    assert all(process.poll() is not None for process in started)
+    assert (state_of(folder), folder.inventory.read_text()) == (before, inventory)
 
 
 @pytest.mark.parametrize(
