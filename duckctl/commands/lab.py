@@ -273,7 +273,7 @@ def execute(
       duckctl lab exec -- duckctl serve ducklet --shard
       duckctl lab exec -- tcpdump -ni nic1
     """
-    raise typer.Exit(lab_vm.execute(_folder(state_dir), command))
+    lab_vm.execute(_folder(state_dir), command)
 
 
 @app.command()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -15,6 +16,9 @@ from duckctl.lab.state import LabError, LabFolder
 from duckctl.lab.vm import lab, machine, needs, shape, stages
 from duckctl.lab.vm.shape import VmShape
 from duckctl.lab.vm.state import VmState, required
+from duckctl.process import INTERRUPTS, heeded
+
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 ACTIONS: dict[str, Callable[[LabFolder, Sequence[str]], VmState]] = {
     "on": lab.switch_on,
@@ -161,23 +165,23 @@ def _document(folder: LabFolder, state: VmState, states: Sequence[str]) -> dict[
     }
 
 
-def execute(folder: LabFolder, command: Sequence[str]) -> int:
-    """Runs a command in the host's namespace; Ctrl-C is the command's to handle."""
-    state = required(folder)
-    arguments = [*lab.require_inside(state), *command]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def execute(folder: LabFolder, command: Sequence[str]) -> NoReturn:
+    """Becomes the command, in the host's namespace: all signals are the command's to handle.
+
+    Raises UsageError.
+    """
+    arguments = [*lab.require_inside(required(folder)), *command]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # From here to the command's start a signal ends this process. Python ignores PYTHON_IGNORES.
+    ours = (*heeded(INTERRUPTS), *PYTHON_IGNORES)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
     try:
-        child = subprocess.Popen(
-            arguments,
-            env=needs.environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, before),
-        )
-        code = child.wait()
+        os.execvpe(arguments[0], arguments, needs.environment())
     except OSError as error:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         raise UsageError(f"cannot run {command[0]}: {error.strerror}") from error
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 128 - code
 
 
 def timings(folder: LabFolder, as_json: bool) -> None:

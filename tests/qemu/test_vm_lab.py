@@ -18,6 +18,7 @@ from lab_kit import PROCESSES, SHAPE, inside, lab_folder, namespaces_of, why_not
 from processes import processes_naming
 
 from duckctl import cli
+from duckctl.commands import lab_vm
 from duckctl.errors import ExitCode, UsageError
 from duckctl.inventory import load_inventory
 from duckctl.lab import machines
@@ -62,6 +63,16 @@ def run(folder: LabFolder, *arguments: str) -> int:
     return cli.run(["lab", command, "--state-dir", str(folder.root), *rest])
 
 
+def entering(folder: LabFolder, *command: str) -> list[str]:
+    """`lab exec`, which becomes the command: in a process of its own."""
+    words = (sys.executable, "-P", "-m", "duckctl", "lab", "exec")
+    return [*words, "--state-dir", str(folder.root), "--", *command]
+
+
+def enter(folder: LabFolder, *command: str) -> int:
+    return subprocess.run(entering(folder, *command), timeout=60).returncode
+
+
 def states(folder: LabFolder) -> dict[str, str]:
     state = required(folder)
     return {duck.name: lab.state_of(folder, state, duck) for duck in state.ducks}
@@ -85,8 +96,8 @@ def test_up_status_exec_down(
     ]
     inventory = ["--inventory", str(folder.inventory)]
     health = [sys.executable, "-P", "-m", "duckctl", "health", "--timeout", "1", *inventory]
-    assert run(folder, "exec", "--", *health) == ExitCode.PARTIAL  # d01 has nothing to boot
-    assert run(folder, "exec", "--", "sh", "-c", "exit 7") == 7
+    assert enter(folder, *health) == ExitCode.PARTIAL  # d01 has nothing to boot
+    assert enter(folder, "sh", "-c", "exit 7") == 7
     assert run(folder, "up", *up, "--no-wait") == ExitCode.OK
     again = required(folder)
     assert (again.lab_id, set(again.processes)) == (state.lab_id, set(state.processes))
@@ -118,8 +129,49 @@ def test_switches(folder: LabFolder, image: str) -> None:
     assert states(folder) == {"d01": "off", "d02": "on"}
     duck = required(folder).duck("d01")
     sender = [sys.executable, "-c", MAGIC_SENDER, duck.mac, "198.18.1.255"]
-    assert run(folder, "exec", "--", *sender) == ExitCode.OK
+    assert enter(folder, *sender) == ExitCode.OK
     assert wait_until(lambda: states(folder)["d01"] == "on", 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_to_exec_reaches_its_command(folder: LabFolder, number: signal.Signals) -> None:
+    """Whatever ends `lab exec` ends what it runs; a broken pipe ends it too."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    script = "trap 'exit 7' TERM; grep SigIgn /proc/self/status; echo ready; read -r line"
+    mark = f"shell of {folder.root}"
+    command = entering(folder, "sh", "-c", script, mark)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if nohup has started this process
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(2)]
+        try:
+            assert processes_naming(mark) != []
+            process.send_signal(number)
+            assert process.wait(20) == (7 if number == signal.SIGTERM else -number)
+            assert processes_naming(mark) == []  # though its stdin is open still
+        finally:
+            process.kill()
+    ignored = int(said[0].split()[1], 16)
+    assert (ignored & 1 << signal.SIGPIPE - 1, said[1]) == (0, "ready\n")
+
+
+def test_a_command_that_is_not_there_is_named(
+    folder: LabFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Outside the lab's network iproute2 names it, inside we do, with this process unharmed."""
+    lab.up(folder, PROCESSES, NO_IMAGE)
+    assert enter(folder, "no-such-program") != ExitCode.OK
+    assert "no-such-program" in capfd.readouterr().err
+    before = [signal.getsignal(number) for number in signal.Signals]
+    with inside(required(folder)), pytest.raises(UsageError, match="cannot run no-such-program"):
+        lab_vm.execute(folder, ["no-such-program"])
+    assert [signal.getsignal(number) for number in signal.Signals] == before
 
 
 def test_another_shape_is_refused(folder: LabFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,9 +338,9 @@ def test_the_filter_lets_only_magic_packets_through(folder: LabFolder) -> None:
     )
     wrong_port = MAGIC_SENDER.replace(", 9))", ", 10))")
     wrong = [sys.executable, "-c", wrong_port, state.ducks[0].mac, "198.18.1.255"]
-    assert run(folder, "exec", "--", *wrong) == ExitCode.OK
+    assert enter(folder, *wrong) == ExitCode.OK
     assert not wait_until(lambda: states(folder)["d01"] == "on", 0.5)
-    assert run(folder, "exec", "--", sys.executable, "-c", raw) == ExitCode.OK
+    assert enter(folder, sys.executable, "-c", raw) == ExitCode.OK
     assert wait_until(lambda: states(folder)["d01"] == "on", 10)
 
 
