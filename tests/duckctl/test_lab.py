@@ -325,7 +325,7 @@ def test_a_folder_without_a_lab_is_left_as_it_is(tmp_path: Path) -> None:
     assert [lab.down(folder), vm.down(folder)] == [0, 0]
     changes = (lab.restart, lab.kill, vm.switch_on, vm.switch_off, vm.cycle, vm.reset)
     for change in (*changes, vm.hang, vm.resume):
-        with pytest.raises(LabError, match="there is no .*lab in"):
+        with pytest.raises(LabError, match=r"there is no .*lab in"):
             change(folder, ["d01"])
     for press in (machines.turn_on, machines.turn_off, machines.cycle):
         with pytest.raises(LabError, match="there is no lab in"):
