@@ -28,7 +28,7 @@ def test_typer_is_new_enough_for_its_exceptions() -> None:
 
 
 def test_distributions_hold_the_notices_of_foreign_parts() -> None:
-    """Each part's copyright line and licence are among the licence files, and the README says so."""
+    """Each part has its copyright line and licence among the licence files, named in the README."""
     packed = {path.name: path for entry in PROJECT["license-files"] for path in ROOT.glob(entry)}
     assert set(packed) == {*FOREIGN_PARTS, "LICENSE", "LGPL-2.1.txt"}
     readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("\nLicence: ")[2]
