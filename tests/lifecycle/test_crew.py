@@ -158,6 +158,7 @@ def test_a_broken_switch_fails_its_duck_and_the_run_ends(
         ]
         engine = Engine(store, senses, EXPECTED, Limits())
         engine.run(plans, dict.fromkeys(answers, ladder), answers)
+    assert sorted(engine.records) == [duck.name for duck in fleet.ducks]
     for record in engine.records.values():
         assert (record.describe(), record.attempts) == ("failed(power)", 2)
         assert record.reason == f"ssh: TypeError: {ERRORS[1]}"

@@ -90,8 +90,10 @@ def test_dry_run_tells_the_real_file_sizes(duckctl: Duckctl, fmt: str) -> None:
     plan = duckctl.shard(*common, "--dry-run").json
     assert not duckctl.cache_dir.exists()
     directory = Path(duckctl.shard(*common).json["cache_file"]).parent
-    for piece in plan["files"]:
-        assert (directory / piece["file"]).stat().st_size == piece["bytes"]
+    told = {piece["file"]: piece["bytes"] for piece in plan["files"]}
+    files = {path.relative_to(directory).as_posix(): path for path in directory.glob("slice-*/*")}
+    assert told == {name: path.stat().st_size for name, path in files.items()}
+    assert len(plan["ducks"]) == 4
     assert plan["cache_bytes"] == sum(piece["bytes"] for piece in plan["files"])
     assert plan["cache_bytes"] == sum(duck["bytes"] for duck in plan["ducks"])
     assert plan["estimated_seconds"] >= 0
