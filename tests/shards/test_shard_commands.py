@@ -98,8 +98,8 @@ def test_dry_run_tells_the_real_file_sizes(duckctl: Duckctl, fmt: str) -> None:
     assert plan["cache_bytes"] == sum(duck["bytes"] for duck in plan["ducks"])
     assert plan["estimated_seconds"] >= 0
     for index, duck in enumerate(plan["ducks"]):
-        files = (directory / f"slice-{index:02d}").iterdir()
-        assert duck["bytes"] == sum(file.stat().st_size for file in files)
+        slice_files = (directory / f"slice-{index:02d}").iterdir()
+        assert duck["bytes"] == sum(file.stat().st_size for file in slice_files)
 
 
 def test_dry_run_counts_what_is_left_to_do(
