@@ -256,7 +256,10 @@ def require_on(folder: LabFolder, state: VmState, names: Sequence[str]) -> None:
     """Raises LabError for a machine that QEMU could not make; waits until each is made or not."""
     for duck in _chosen(state, names):
         if duck.kind == "qemu":
-            wait_until(lambda: _is_off(state, duck) or _is_made(folder, duck), MADE_TIMEOUT_S)  # noqa: B023
+            wait_until(
+                lambda: _is_off(state, duck) or _is_made(folder, duck),  # noqa: B023
+                MADE_TIMEOUT_S,
+            )
         if _is_off(state, duck):
             raise LabError(f"{duck.name} ended at once; {last_words(folder, duck)}")
 
