@@ -111,7 +111,7 @@ def _read_index(model_dir: Path) -> dict[str, str]:
         )
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path}: not a safetensors index: {error!r}") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{path}: weight_map is not an object with entries")
@@ -135,7 +135,7 @@ def _read_header(path: Path) -> list[TensorEntry]:
             header = json.loads(file.read(header_bytes))
     except FileNotFoundError:
         raise WeightsError(f"{path}: missing shard file", _DOWNLOAD_HINT) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: header cannot be read: {error}", _DOWNLOAD_HINT) from error
     if not isinstance(header, dict):
         raise WeightsError(f"{path}: header is not a JSON object", _DOWNLOAD_HINT)
@@ -150,7 +150,7 @@ def _entry(path: Path, name: str, value: Any, data_offset: int) -> TensorEntry:
     try:
         dtype, shape = str(value["dtype"]), tuple(int(size) for size in value["shape"])
         begin, end = (int(offset) for offset in value["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WeightsError(f"{path}: tensor {name}: malformed header entry {value!r}") from error
     if dtype not in _ITEM_BYTES:
         raise WeightsError(f"{path}: tensor {name}: unknown dtype {dtype}")

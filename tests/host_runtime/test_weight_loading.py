@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -230,6 +231,7 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
         ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "starts at byte"),
         ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "its header describes"),
         ({"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}, "do not hold"),
+        ({"dtype": "F32", "shape": [math.inf], "data_offsets": [0, 8]}, "malformed header entry"),
     ],
 )
 def test_headers_that_do_not_add_up(tmp_path: Path, entry: dict[str, object], message: str) -> None:
@@ -240,3 +242,11 @@ def test_headers_that_do_not_add_up(tmp_path: Path, entry: dict[str, object], me
     with pytest.raises(WeightsError) as error:
         Checkpoint(tmp_path)
     assert message in error.value.message
+
+
+def test_a_header_nested_too_deep(tmp_path: Path) -> None:
+    """No reader goes that deep: the file is named."""
+    header = b'{"a":' + b"[" * 100_000
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(WeightsError, match="header cannot be read"):
+        Checkpoint(tmp_path)
