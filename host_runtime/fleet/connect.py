@@ -6,6 +6,7 @@ from pathlib import Path
 
 from host_runtime.fleet.config import FleetConfig, read_key
 from host_runtime.fleet.pins import PinStore
+from host_runtime.fleet.told import told_text
 from host_runtime.transport import (
     DomainEndpoint,
     DuckEndpoint,
@@ -49,7 +50,7 @@ def connect(
         duck = fleet.ducks[index]
         # The key of a duck that calls itself otherwise is not worth remembering: it is refused
         # anyhow, and the right one must be the first.
-        is_itself = remember and greeting.info.name.decode("utf-8", "replace") == duck.name
+        is_itself = remember and told_text(greeting.info.name) == duck.name
         store.check(
             duck.name, greeting.identity, greeting.info.boot_id, duck.identity, keep=is_itself
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from host_runtime import wire
 from host_runtime.errors import FileFormatError
+from host_runtime.fleet.told import told_text
 
 ELF64 = struct.Struct("<4sBBBB8xHHIQQQIHHHHHH")
 PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
@@ -51,7 +52,7 @@ def load_kernel_file(path: Path) -> KernelFile:
         path=path,
         data=data,
         sha256=hashlib.sha256(data).digest(),
-        name=note.name.decode("ascii", "replace"),
+        name=told_text(note.name),
         abi_version=note.abi_version,
         cpu_features=note.cpu_features,
     )

@@ -25,6 +25,7 @@ from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig, FleetConfig, load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.pins import IdentityError
+from host_runtime.fleet.told import told_lines
 from host_runtime.fleet.versions import DuckFacts, facts_of, feature_names
 from host_runtime.transport import Transport, TransportCode, TransportError, TransportOptions
 
@@ -187,7 +188,7 @@ def _log(transport: Transport, index: int, timeout_ms: int) -> str:
         if not header.text_bytes or header.next <= since:
             break
         since = header.next
-    return text.decode("utf-8", "replace")
+    return told_lines(text)
 
 
 def _reboot(transport: Transport, index: int, timeout_ms: int) -> bool:

@@ -25,6 +25,7 @@ from host_runtime.errors import FileFormatError, HostError
 from host_runtime.fleet.config import load_fleet
 from host_runtime.fleet.connect import connect
 from host_runtime.fleet.kernel_file import KernelFile, load_kernel_file, memory_span
+from host_runtime.fleet.told import told_text
 from host_runtime.fleet.versions import DuckFacts, facts_of
 from host_runtime.transport import (
     DuckFaultError,
@@ -273,7 +274,7 @@ def _text(usage: wire.Usage, error: TransportError | None) -> str:
     if error is None:
         return ""
     if usage.state == wire.UsageState.FAULTED:
-        return usage.fault.text.decode("utf-8", "replace")
+        return told_text(usage.fault.text)
     return error.message
 
 

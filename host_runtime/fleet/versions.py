@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig
+from host_runtime.fleet.told import told_text
 
 UPDATE_HINT = (
     "bring these ducks to the host's version: duckctl provision (hardware), "
@@ -73,14 +74,15 @@ class MisfitError(HostError):
 
 
 def facts_of(info: wire.Info) -> DuckFacts:
-    """INFO in Python's own types; numbers that have no name here are shown as numbers."""
+    """INFO in Python's own types; numbers that have no name here are shown as numbers, bytes of its
+    texts that cannot be printed as ``?``."""
     return DuckFacts(
-        name=info.name.decode("utf-8", "replace"),
+        name=told_text(info.name),
         protocol_version=info.protocol_version,
         build=bytes(info.build).hex(),
         boot_id=info.boot_id,
         platform=_enum_name(wire.Platform, info.platform),
-        cpu_model=info.cpu_model.decode("utf-8", "replace").strip(),
+        cpu_model=told_text(info.cpu_model).strip(),
         cpu_features=info.cpu_features,
         core_count=info.core_count,
         memory_bytes=info.memory_bytes,
@@ -95,9 +97,9 @@ def facts_of(info: wire.Info) -> DuckFacts:
         abi_version=info.abi_version,
         weights_id=bytes(info.weights_id),
         uptime_s=info.uptime_ns / 1e9,
-        nic_driver=info.nic_driver.decode("utf-8", "replace"),
+        nic_driver=told_text(info.nic_driver),
         nic_unproven=bool(info.flags & wire.INFO_NIC_UNPROVEN),
-        kernel=info.kernel.decode("utf-8", "replace"),
+        kernel=told_text(info.kernel),
     )
 
 

@@ -196,7 +196,8 @@ void compute_fault(struct duck_core *core, const struct duck_fault *fault) {
     bool was_starting = session->state == CORE_STARTING;
     plat_session_stop();
     session->fault = *fault;
-    session->fault.text[sizeof session->fault.text - 1] = 0;
+    struct text text = text_start(session->fault.text, sizeof session->fault.text);
+    text_add_foreign(&text, fault->text, sizeof fault->text);
     session->fault.call = session->published != session->completed ? session->completed + 1 : 0;
     session->state = CORE_FAULTED;
     core->stats.sessions_faulted++;

@@ -6,6 +6,7 @@
 #include "session_shared.h"
 
 #include "../core/elf.h"
+#include "../core/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -100,12 +101,19 @@ static int say_fault(const struct duck_fault *fault) {
     return EXIT_FAILED;
 }
 
+/* The kernel's own words, with nothing in them that a terminal would obey. */
+static int say_refused(int32_t status, const char *words, size_t bytes) {
+    char buffer[DUCK_WIRE_TEXT_BYTES];
+    struct text text = text_start(buffer, sizeof buffer);
+    text_add_foreign(&text, words, bytes);
+    fprintf(stderr, "verdict=refused status=%d text=\"%s\"\n", status, buffer);
+    return EXIT_FAILED;
+}
+
 static int say_finished(const struct options *options, const struct duck_kernel_slot *slot,
                         const uint8_t *output, const struct session_shared *shared) {
-    if (slot->status != 0 || slot->output_bytes > OUTPUT_BYTES_MAX) {
-        fprintf(stderr, "verdict=refused status=%d text=\"%.91s\"\n", slot->status, slot->text);
-        return EXIT_FAILED;
-    }
+    if (slot->status != 0 || slot->output_bytes > OUTPUT_BYTES_MAX)
+        return say_refused(slot->status, slot->text, sizeof slot->text);
     fprintf(stderr, "verdict=finished time_ns=%llu cycles=%llu output_bytes=%u\n",
             (unsigned long long)(shared->returned_ns - shared->entered_ns),
             (unsigned long long)(shared->returned_tsc - shared->entered_tsc), slot->output_bytes);
@@ -130,11 +138,9 @@ static int watch(const struct options *options, const struct plat_session_memory
     bool returned =
         fault.fault_kind == DUCK_FAULT_EXITED && shared->returned == options->core_count;
     if (!returned) return say_fault(&fault);
-    if (memory->mailbox->init_status > 0) {
-        fprintf(stderr, "verdict=refused status=%d text=\"%.123s\"\n", memory->mailbox->init_status,
-                memory->mailbox->init_text);
-        return EXIT_FAILED;
-    }
+    const struct duck_kernel_mailbox *mailbox = memory->mailbox;
+    if (mailbox->init_status > 0)
+        return say_refused(mailbox->init_status, mailbox->init_text, sizeof mailbox->init_text);
     if (memory->mailbox->call_completed != 1) {
         fprintf(stderr,
                 "verdict=fault kind=exited text=\"the kernel returned without a result\"\n");

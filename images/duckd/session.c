@@ -7,6 +7,8 @@
 
 #include "duckd.h"
 
+#include "../core/text.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -209,8 +211,11 @@ static void end_without_verdict(const siginfo_t *end, struct duck_fault *verdict
 /* The child's verdict, made safe: the kernel could have written anything there. */
 static bool read_verdict(struct duck_fault *verdict) {
     if (__atomic_load_n(&session.shared->verdict_written, __ATOMIC_ACQUIRE) != 1) return false;
-    memcpy(verdict, &session.shared->verdict, sizeof *verdict);
-    verdict->text[sizeof verdict->text - 1] = 0;
+    struct duck_fault told;
+    memcpy(&told, &session.shared->verdict, sizeof told);
+    *verdict = told;
+    struct text text = text_start(verdict->text, sizeof verdict->text);
+    text_add_foreign(&text, told.text, sizeof told.text);
     if (verdict->status == DUCK_OK || verdict->status > DUCK_ERR_INTERNAL) return false;
     return verdict->fault_kind <= DUCK_FAULT_KILLED;
 }

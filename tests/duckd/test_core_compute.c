@@ -429,13 +429,14 @@ static void test_session_that_dies_is_named(void) {
                                        .core = 2,
                                        .address = 0xdead,
                                        .instruction = 0x1234,
-                                       .text = "here"};
+                                       .text = "here\033[2J\xff"};
     fake.session_dies = true;
     core_tick(&core);
     struct duck_fault fault;
     memcpy(&fault, payload_of(host_last(&a, DUCK_MSG_FAULT)), sizeof fault);
     CHECK_EQUAL(0xdead, fault.address);
     CHECK_EQUAL(1, fault.call);
+    CHECK_EQUAL(0, strcmp("here?[2J?", fault.text));
     CHECK_EQUAL(DUCK_STATE_FAULTED, core_state_of_pong(&a));
     /* Asked again, it says so again; to a question that is too short it cuts the words. */
     fake_forget_sent();

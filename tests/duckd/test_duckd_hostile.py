@@ -105,6 +105,14 @@ def test_attack_is_named_and_survived(duck: DuckProcess, kernel: Kernel, name: s
         assert client.commit(WEIGHTS_REGION, weights).status == OK
 
 
+def test_a_forged_verdict_is_printable(duck: DuckProcess, kernel: Kernel) -> None:
+    """A kernel writes its own verdict: no byte of its words can steer a terminal."""
+    with duck.serving(kernel("hostile")) as client:
+        fault = attack(client, 22)
+        assert isinstance(fault, Fault)
+        assert fault.text == "?]0;owned???"
+
+
 def test_instruction_is_the_offset_in_the_elf(duck: DuckProcess, tmp_path: Path) -> None:
     elf = build_kernel(KERNELS / "hostile.c", tmp_path / "hostile.elf")
     names = subprocess.run(

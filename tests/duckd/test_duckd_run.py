@@ -72,6 +72,7 @@ def test_time_limit(kernel: Kernel, tmp_path: Path) -> None:
         (11, r"verdict=fault kind=arithmetic .* core=0 .*\n"),
         (30, r"verdict=fault kind=forbidden-call address=0x27 .* core=0 .*\n"),
         (32, r"verdict=fault kind=exited .*\n"),
+        (22, r'verdict=fault kind=memory .* text="\?\]0;owned\?\?\?"\n'),
         (55, r"verdict=memory-limit kind=memory address=0x[0-9a-f]+ .* core=0 .*\n"),
     ],
 )

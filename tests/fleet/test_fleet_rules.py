@@ -12,6 +12,7 @@ from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig
 from host_runtime.fleet.keeper import failure_state, watch
 from host_runtime.fleet.loader import LoadReport, PieceBudget
+from host_runtime.fleet.run_once import describe
 from host_runtime.fleet.status import (
     EVENTS_KEPT,
     DuckReport,
@@ -19,8 +20,9 @@ from host_runtime.fleet.status import (
     EventLog,
     name_stragglers,
 )
+from host_runtime.fleet.told import told_lines
 from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_misfit
-from host_runtime.transport import DuckLinkStatus, TransportCode, TransportError
+from host_runtime.transport import DuckFaultError, DuckLinkStatus, TransportCode, TransportError
 
 DUCK = DuckConfig("d02", "domain1", "10.0.0.2", 7211, 1)
 NEEDS = Needs("ab" * 20, wire.KERNEL_ABI_VERSION, wire.CPU_AVX2 | wire.CPU_F16C, 1000)
@@ -47,6 +49,22 @@ def test_a_fitting_duck_has_no_problem() -> None:
     assert find_misfit(DUCK, facts, NEEDS) is None
 
 
+def test_no_text_of_a_duck_steers_a_terminal() -> None:
+    """Escape sequences, C1 bytes, line breaks and broken UTF-8 are shown as question marks."""
+    bad = b"\x1b]0;x\x07\x9b2J\n\xc3\xa4"
+    info = wire.Info(name=bad, cpu_model=b" " + bad, nic_driver=bad[:12], kernel=bad)
+    facts = facts_of(info)
+    clean = "?]0;x??2J???"
+    assert (facts.name, facts.cpu_model, facts.kernel) == (clean, clean, clean)
+    assert facts.nic_driver == clean[:12]
+    assert told_lines(b"one\x1bc\ntwo\r\n") == "one?c\ntwo?\n"
+    usage = wire.Usage(state=wire.UsageState.FAULTED)
+    usage.fault.status, usage.fault.fault_kind = wire.Status.ERR_KERNEL_FAULT, 1
+    usage.fault.text = bad
+    error = DuckFaultError("d02: fault", code=TransportCode.FAULT, status=usage.fault.status)
+    assert describe(usage, error)["text"] == clean
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -69,7 +87,7 @@ def test_facts_without_sensor_or_name_for_a_number() -> None:
     assert (facts.temperature_c, facts.platform, facts.name) == (
         None,
         "99",
-        "\N{REPLACEMENT CHARACTER}",
+        "?",
     )
     assert feature_names(wire.CPU_AVX2 | 1 << 30) == ["avx2", "bit 30"]
 

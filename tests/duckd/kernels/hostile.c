@@ -5,6 +5,8 @@
  */
 #include "echo.h"
 
+#include "../../../images/duckd/session_shared.h"
+
 static int prepare(context_pointer context) {
     (void)context;
 #ifdef FAULT_AT_START
@@ -105,6 +107,17 @@ static void call_attack(uint32_t attack, context_pointer context) {
     }
 }
 
+/* A verdict of its own, before the right one: with words that a terminal would obey. */
+static void forge_verdict(context_pointer context) {
+    struct session_shared *shared =
+        (struct session_shared *)(void *)((uint8_t *)context->mailbox - SESSION_MAILBOX_OFFSET);
+    shared->verdict = (struct duck_fault){
+        .status = DUCK_ERR_KERNEL_FAULT, .fault_kind = 1, .text = "\033]0;owned\a\xff\n"};
+    shared->verdict_claimed = 1;
+    shared->verdict_written = 1;
+    null_write();
+}
+
 static void memory_attack(uint32_t attack, context_pointer context, struct duck_kernel_slot *slot,
                           uint8_t *output) {
     switch (attack) {
@@ -121,6 +134,7 @@ static void memory_attack(uint32_t attack, context_pointer context, struct duck_
         fill((uint8_t *)context->mailbox - 4096, 4096);
         null_write();
         break;
+    case 22: forge_verdict(context); break;
     case 50: slot->output_bytes = UINT32_MAX; break;
     case 51:
         context->complete(context, slot->call_number + 1);
