@@ -9,14 +9,17 @@ from __future__ import annotations
 import errno
 import json
 import re
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from duckctl.boot.answers import BOOT_SCRIPT
@@ -26,9 +29,12 @@ from duckctl.boot.tree import web_paths
 from duckctl.errors import DuckError
 from duckctl.inventory import Domain
 
-IDLE_S = 30.0
-REQUESTS_AT_ONCE_MAX = 128  # per domain; more wait in the listen queue
+REQUEST_S = 30.0  # for a request to come, from its connection or the answer before
+SEND_BYTES_PER_S_MIN = 1 << 15  # a client that takes less than this on the whole is cut off
+REQUESTS_AT_ONCE_MAX = 128  # connections per domain; more wait in the listen queue
+SLOT_WAIT_S = 0.1  # at once; the server looks at deadlines and at its end in between
 LISTEN_QUEUE = 256
+DESCRIPTORS_ELSE = 256  # besides two for each connection: its own and the file that it gets
 READ_BYTES = 1 << 18
 DUCK_SCRIPT = re.compile(r"/duck/([0-9a-f]{2}(?:-[0-9a-f]{2}){5})\.ipxe")
 RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -84,11 +90,39 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, owner: BootServer, domain: Domain) -> None:
         self.owner, self.domain = owner, domain
         self._slots = threading.BoundedSemaphore(REQUESTS_AT_ONCE_MAX)
+        self._deadlines: dict[socket.socket, float] = {}  # on the monotonic clock
         super().__init__((str(domain.host_address), owner.plan().policy.http_port), _Handler)
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        with self._slots:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """A connection leaves the listen queue only for a slot: before that it costs neither a
+        descriptor nor a thread. Raises OSError, which the caller takes for "none yet"."""
+        if not self._slots.acquire(timeout=SLOT_WAIT_S):
+            raise TimeoutError(f"{REQUESTS_AT_ONCE_MAX} connections are open")
+        try:
+            return super().get_request()
+        except OSError:
+            self._slots.release()
+            raise
+
+    def shutdown_request(self, request: Any) -> None:
+        """The end of every connection that ``get_request`` gave, however it went."""
+        try:
+            super().shutdown_request(request)
+        finally:
+            self._deadlines.pop(request, None)
+            self._slots.release()
+
+    def allow(self, connection: socket.socket, seconds: float) -> None:
+        """From now on the connection may take this long for its next step."""
+        self._deadlines[connection] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """Cuts connections off that are over time; their threads end by that."""
+        now = time.monotonic()
+        for connection, deadline in self._deadlines.copy().items():
+            if now > deadline:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no error of ours; the request's log line says how far."""
@@ -101,7 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "duckctl"
     sys_version = ""
-    timeout = IDLE_S
+    timeout = REQUEST_S
+
+    def handle_one_request(self) -> None:
+        self.server.allow(self.connection, REQUEST_S)
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -132,8 +170,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, span: Span, file: IO[bytes] | None, content: Content, with_body: bool) -> None:
         whole = (span.start, span.end) == (0, span.size)
         status = HTTPStatus.OK if whole else HTTPStatus.PARTIAL_CONTENT
+        size = span.end - span.start
+        self.server.allow(self.connection, REQUEST_S + size / SEND_BYTES_PER_S_MIN)
         self.send_response(status)
-        self.send_header("Content-Length", str(span.end - span.start))
+        self.send_header("Content-Length", str(size))
         self.send_header("Content-Type", "application/octet-stream" if file else "text/plain")
         self.send_header("Accept-Ranges", "bytes")
         if not whole:
@@ -145,10 +185,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content.text)
                 sent = len(content.text)
             elif with_body and file is not None:
-                sent = self.connection.sendfile(file, span.start, span.end - span.start)
+                sent = self.connection.sendfile(file, span.start, size)
         finally:
-            complete = not with_body or sent == span.end - span.start
-            problem = "" if complete else f"ended after {sent} of {span.end - span.start} bytes"
+            complete = not with_body or sent == size
+            problem = "" if complete else f"ended after {sent} of {size} bytes"
             self.server.owner.log(self.server.domain, self, int(status), sent, problem)
 
     def _refuse(self, status: HTTPStatus, text: str) -> None:
@@ -165,6 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are logged as JSON by the owner."""
 
 
+def _allow_descriptors(count: int) -> None:
+    """Raises this process' limit of open files so far, where the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class BootServer:
     """The HTTP servers of all served domains. ``plan`` is asked anew at every request."""
 
@@ -179,6 +227,7 @@ class BootServer:
     def start(self, domains: Sequence[Domain]) -> None:
         """Binds and serves in threads. Raises DuckError naming the address that is taken."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        _allow_descriptors(DESCRIPTORS_ELSE + 2 * REQUESTS_AT_ONCE_MAX * len(domains))
         for domain in domains:
             try:
                 server = _Server(self, domain)

@@ -69,11 +69,14 @@ class Intents:
         return self.path.with_name("hellos")
 
     def take_hellos(self) -> list[str]:
-        """The ducks that came up since the last call."""
+        """The ducks that came up since the last call. After an OSError they come next time."""
         taken = self.hellos.with_name(".hellos.taken")
         try:
-            self.hellos.replace(taken)
-            return taken.read_text(encoding="utf-8").split()
+            if not taken.exists():
+                self.hellos.replace(taken)
+            names = taken.read_text(encoding="utf-8", errors="replace").split()
+            taken.unlink()
+            return names
         except FileNotFoundError:
             return []
 

@@ -247,7 +247,7 @@ class BootService:
         self._running = ("", "")  # configuration and reservations of the DHCP process
         self._started_at = 0.0
         self._is_stale = False  # the plan has changed since they were compared
-        self._refused = _Refused()
+        self._refused, self._unread = _Refused(), _Refused()
         self._lock: IO[str] | None = None
         self._reader = LogReader(plan.fleet, plan.paths)
         self._seen = self._look()
@@ -291,14 +291,15 @@ class BootService:
         """One look at the files, the logs and dnsmasq."""
         self._dhcp.check(self._plan.paths.dnsmasq_log)
         self._tftp.check(self._plan.paths.dnsmasq_log)
-        if (seen := self._look()) != self._seen:
+        seen, hellos = self._news()
+        if seen != self._seen:
             self._seen = seen
             self._refused = _Refused()
             self._replan()
         elif self._refused.is_due():
             self._replan()
         macs = {duck.name: duck.mac for duck in self._plan.fleet.ducks}
-        for name in Intents(self._plan.paths.intents).take_hellos():
+        for name in hellos:
             self._watch.hello(macs.get(name) or "")
         for event in self._reader.read():
             self._on_event(event)
@@ -350,6 +351,18 @@ class BootService:
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
+
+    def _news(self) -> tuple[_Seen, list[str]]:
+        """What the files are now, and who said hello. Where they cannot be read (no descriptor is
+        free), nothing is new; that is told once."""
+        try:
+            found = self._look(), Intents(self._plan.paths.intents).take_hellos()
+        except OSError as error:
+            if self._unread.is_news(str(error)):
+                self._tell(f"what was served goes on; changes cannot be looked for: {error}")
+            return self._seen, []
+        self._unread = _Refused()
+        return found
 
     def _look(self) -> _Seen:
         paths, fleet = self._plan.paths, self._plan.fleet

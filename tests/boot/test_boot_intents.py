@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -85,6 +87,24 @@ def test_hellos_are_told_once(intents: Intents) -> None:
     intents.hello("duck02")
     assert intents.take_hellos() == ["duck01", "duck02"]
     assert intents.take_hellos() == []
+
+
+def test_hellos_that_could_not_be_read_come_later(
+    intents: Intents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is free when they are taken: none is lost, and later ones come after them."""
+    intents.hello("duck01")
+
+    def refuse(path: Path, *words: object, **options: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            intents.take_hellos()
+    intents.hello("duck02")
+    assert intents.take_hellos() == ["duck01"]
+    assert intents.take_hellos() == ["duck02"]
 
 
 def test_a_damaged_file_is_named(intents: Intents) -> None:
