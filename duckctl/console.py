@@ -2,6 +2,9 @@
 
 Colours follow the usual rules: none when the stream is no terminal, when NO_COLOR is set or
 TERM=dumb; ``duckctl --no-color`` sets NO_COLOR for the process and for what it starts.
+
+Much of what is told comes from elsewhere: paths that a box asked for, what a duck says of itself.
+Nothing of it may steer the terminal, so all text goes out through ``plain`` or ``plain_lines``.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # Tables that go into a pipe are not squeezed to the 80 columns of an unknown terminal.
 PIPE_COLUMNS = 200
+
+# ECMA-48 and ECMA-6: C0, DEL and C1; the second one spares line breaks and tabs.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL_BUT_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _log = logging.getLogger("duckctl")
 
@@ -37,19 +45,29 @@ def console(stderr: bool = False) -> Console:
     )
 
 
+def plain(text: str) -> str:
+    """The text as one line: each control character, line breaks too, becomes ``?``."""
+    return CONTROL.sub("?", text)
+
+
+def plain_lines(text: str) -> str:
+    """The text without control characters (each becomes ``?``); line breaks and tabs stay."""
+    return CONTROL_BUT_LINES.sub("?", text)
+
+
 def talk(message: str) -> None:
     """A line for the person at the terminal; silent under --quiet."""
-    _log.info(message)
+    _log.info(plain_lines(message))
 
 
 def warn(message: str) -> None:
     """A line that --quiet does not silence."""
-    _log.warning(f"warning: {message}")
+    _log.warning(plain_lines(f"warning: {message}"))
 
 
 def detail(message: str) -> None:
     """A line that only --verbose shows."""
-    _log.debug(message)
+    _log.debug(plain_lines(message))
 
 
 def set_verbosity(level: int) -> None:
@@ -72,12 +90,17 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on stdout. A column name that ends in ``>`` is right-aligned."""
+    """A table on stdout. A column name that ends in ``>`` is right-aligned.
+
+    Cells are words, never colours: control characters in them become ``?``.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=plain(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in columns:
         table.add_column(
             column.rstrip(">"),
@@ -85,7 +108,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(Text.from_ansi(str(cell)) for cell in row))
+        table.add_row(*(Text(plain_lines(str(cell))) for cell in row))
     output = console()
     with output.capture() as captured:
         output.print(table)

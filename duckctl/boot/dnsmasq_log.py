@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import PurePosixPath
 
 from duckctl.boot.dnsmasq import DOMAIN_TAG
 from duckctl.boot.events import BootEvent, Kind
+from duckctl.console import plain
 from duckctl.inventory import Fleet
 
 LINE = re.compile(r"(\w{3} [ \d]\d \d\d:\d\d:\d\d) (dnsmasq(?:-dhcp|-tftp)?)\[\d+\]: (.*)")
@@ -71,6 +73,7 @@ class BootLog:
         self._tftp_root = PurePosixPath(tftp_root)
         self._by_mac = {duck.mac: duck for duck in fleet.ducks if duck.mac is not None}
         self._domain_of = {f"{DOMAIN_TAG}{domain.name}": domain.name for domain in fleet.domains}
+        self._host_addresses = {str(domain.host_address) for domain in fleet.domains}
         self._mac_of = {str(duck.address): duck.mac for duck in fleet.ducks if duck.mac}
         self._mac_of.update(leases or {})
         self.at_group_start = False  # the line read last began the lines of a packet
@@ -80,7 +83,7 @@ class BootLog:
     def line(self, text: str) -> list[BootEvent]:
         """The events that this line of dnsmasq's log completes."""
         self.at_group_start = False
-        match = LINE.match(text.rstrip("\n"))
+        match = LINE.match(plain(text.rstrip("\n")))
         if match is None:
             return []
         stamp, program, rest = match.groups()
@@ -136,20 +139,36 @@ class BootLog:
         """The event of one line of the HTTP log."""
         try:
             entry = json.loads(text)
-            path, status, method = str(entry["path"]), int(entry["status"]), str(entry["method"])
-            address, at = str(entry["address"]), float(entry["time"])
+            path, status = plain(str(entry["path"])), int(entry["status"])
+            method, problem = str(entry["method"]), plain(str(entry.get("problem") or ""))
+            address, at = plain(str(entry["address"])), float(entry["time"])
         except (ValueError, KeyError, TypeError):
             return []
         kind: Kind = "http" if method == "GET" else "http_head"
         if status == 404:
             kind = "http_missing"
-        elif entry.get("problem") or not 200 <= status < 300:
+        elif problem or not 200 <= status < 300:
             kind = "http_failed"
+        mac, is_claimed = self._requester(address, path)
+        event = BootEvent(at, kind, mac, address=address, file=path, domain=entry.get("domain"),
+                          text=problem, is_claimed=is_claimed)  # fmt: skip
+        return [self._named(event)]
+
+    def _requester(self, address: str, path: str) -> tuple[str | None, bool]:
+        """Whose request it is, and whether only the script's name says so.
+
+        Anybody can ask for any duck's script. A name counts where nobody is known to have the
+        client's address (another DHCP server gave it), in the duck's own subnet."""
+        known = self._mac_of.get(address)
         match = DUCK_SCRIPT.fullmatch(path.lower())
-        mac = match.group(1).replace("-", ":") if match else self._mac_of.get(address)
-        return [self._named(BootEvent(at, kind, mac, address=address, file=path,
-                                      domain=entry.get("domain"),
-                                      text=str(entry.get("problem", ""))))]  # fmt: skip
+        if known is not None or match is None or address in self._host_addresses:
+            return known, False
+        duck = self._by_mac.get(match.group(1).replace("-", ":"))
+        try:
+            is_near = duck is not None and IPv4Address(address) in duck.domain.subnet
+        except ValueError:
+            is_near = False
+        return (duck.mac, True) if duck is not None and is_near else (None, False)
 
     def _time(self, stamp: str) -> float:
         """dnsmasq writes UTC (it is started so) and no year: the last one that has this day and

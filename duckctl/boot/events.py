@@ -32,7 +32,8 @@ class BootEvent:
     """One thing that a box did, or was answered. What a log line does not tell is None.
 
     ``time``: seconds since 1970. ``arch``: DHCP option 93. ``file``: TFTP path below the root, or
-    HTTP path. ``duck``: its name in the inventory, None for a box that no duck is.
+    HTTP path. ``duck``: its name in the inventory, None for a box that no duck is. ``is_claimed``:
+    only the client says that it is this box.
     """
 
     time: float
@@ -45,3 +46,4 @@ class BootEvent:
     ipxe: bool = False
     file: str | None = None
     text: str = ""
+    is_claimed: bool = False

@@ -69,7 +69,7 @@ class BootWatch:
         if len(self._boxes) > BOXES_MAX:
             del self._boxes[next(iter(self._boxes))]
         found: list[Finding] = []
-        if is_first_stage(event):
+        if is_first_stage(event) and not event.is_claimed:
             found += self._fetched(box, event)
         if event.kind == "discover":
             found += self._discovered(box, event)

@@ -22,7 +22,9 @@ WHOLE_IMAGES = (".img", ".efi")
 
 
 def life_event(event: BootEvent) -> Event | None:
-    """What a boot event means for the duck's life; None: nothing."""
+    """What a boot event means for the duck's life; None: nothing, or anybody may have done it."""
+    if event.is_claimed:
+        return None
     if event.kind == "discover":
         # Without option 93 it is a system that is up, not firmware or a boot loader.
         is_boot = event.arch is not None or event.ipxe

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from boot_kit import make_fleet
+from boot_kit import STRANGER, make_fleet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from duckctl.boot.follow import LogReader, read_log
 from duckctl.boot.plan import BootPaths
 from duckctl.boot.service import DnsmasqProcess
 from duckctl.boot.watch import BootWatch, WatchLimits
+from duckctl.lifecycle.boot_log import life_event
 
 NOW = datetime(2026, 11, 30, 9, 0, 0, tzinfo=UTC).timestamp()
 CONVERSATION = """\
@@ -185,9 +186,67 @@ def test_http_requests_are_events(log: BootLog) -> None:
     assert event(method="HEAD").kind == "http_head"
     assert event(status=404).kind == "http_missing"
     assert event(problem="ended after 3 of 9 bytes").kind == "http_failed"
-    by_name = event(path="/duck/02-00-00-00-00-03.ipxe", address="198.18.0.200")
-    assert by_name.duck == "duck03"
+    script = "/duck/02-00-00-00-00-03.ipxe"
+    own = event(path=script, address="198.18.0.13")
+    assert (own.duck, own.is_claimed) == ("duck03", False)
+    by_name = event(path=script, address="198.18.0.200")
+    assert (by_name.duck, by_name.is_claimed) == ("duck03", True)
     assert log.request("no json") == log.request('{"time": 1}') == []
+
+
+def script_event(log: BootLog, address: str, mac: str = "02-00-00-00-00-03") -> BootEvent:
+    entry = {"time": 5.5, "domain": "dom0", "address": address, "method": "GET",
+             "path": f"/duck/{mac}.ipxe", "status": 200, "bytes": 1, "problem": ""}  # fmt: skip
+    (found,) = log.request(json.dumps(entry))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("address", "duck"),
+    [
+        ("198.18.0.13", "duck03"),  # its own
+        ("198.18.0.12", "duck02"),  # another duck's
+        ("198.18.0.1", None),  # this host's
+        ("198.18.0.200", "duck03"),  # nobody's, in the duck's subnet: claimed
+        ("198.18.1.200", None),  # in another domain
+        ("203.0.113.9", None),
+        ("nonsense", None),
+    ],
+)
+def test_a_script_may_be_asked_for_by_anybody(log: BootLog, address: str, duck: str | None) -> None:
+    """Whose script it is tells who asks only where the address does not tell otherwise, and only a
+    duck at its own address can be found to loop by it."""
+    event = script_event(log, address)
+    assert event.duck == duck
+    watch = BootWatch(WatchLimits())
+    found = [finding.duck for _ in range(9) for finding in watch.event(event)]
+    is_known = address in ("198.18.0.12", "198.18.0.13")
+    assert found == ([duck] if is_known else [])
+    assert life_event(replace(event, is_claimed=False)) is not None
+    assert (life_event(event) is None) == event.is_claimed
+
+
+def test_leases_tell_who_asks_for_a_script(tmp_path: Path) -> None:
+    """A stranger with a lease is itself, whatever it asks for; a box of ours may have a lease."""
+    leases = {"198.18.0.200": STRANGER, "198.18.0.201": "02:00:00:00:00:03"}
+    log = BootLog(make_fleet(tmp_path), "/b/tftp", lambda: NOW, leases)
+    stranger = script_event(log, "198.18.0.200")
+    assert (stranger.duck, stranger.mac, stranger.is_claimed) == (None, STRANGER, False)
+    leased = script_event(log, "198.18.0.201")
+    assert (leased.duck, leased.is_claimed) == ("duck03", False)
+    assert script_event(log, "198.18.0.202", STRANGER.replace(":", "-")).mac is None
+
+
+def test_nothing_of_a_log_steers_a_terminal(log: BootLog) -> None:
+    """Control characters of a path, a problem and a line of dnsmasq's are gone when it is read."""
+    bad = "/\x1bc\x9b2J\n\x7f\u00e4"
+    entry = {"time": 5.5, "domain": "dom0", "address": "198.18.0.12", "method": "GET",
+             "path": bad, "status": 404, "bytes": 1, "problem": bad}  # fmt: skip
+    (event,) = log.request(json.dumps(entry))
+    assert (event.file, event.text) == ("/?c?2J??\u00e4", "/?c?2J??\u00e4")
+    line = "Nov 30 08:10:31 dnsmasq-tftp[9]: file /b/tftp/no\x1bc\x9bne not found for 198.18.0.11"
+    (event,) = log.line(line)
+    assert event.file == "no?c?ne"
 
 
 @settings(
