@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import duckctl
-from duckctl.console import set_verbosity
+from duckctl.console import plain_lines, set_verbosity
 from duckctl.errors import DuckError, ExitCode
 from duckctl.process import signals_interrupt
 
@@ -217,7 +217,7 @@ def _hoist_global_flags(arguments: Sequence[str]) -> list[str]:
 
 def _report(message: str, hint: str = "") -> None:
     lines = [f"error: {message}"] + ([f"  hint: {hint}"] if hint else [])
-    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.write(plain_lines("\n".join(lines)) + "\n")
 
 
 def _report_usage(error: typer.TyperException) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 import typer
 
 from duckctl.boot.plan import BootPolicy, Mode, Unknown, boot_paths, plan_boot
-from duckctl.console import print_json, print_table, talk, warn
+from duckctl.console import plain, print_json, print_table, talk, warn
 from duckctl.errors import UsageError
 from duckctl.image.manifest import OWN_DISK, build_command, image_dir
 from duckctl.inventory import select
@@ -50,7 +50,7 @@ def _event_text(event: BootEvent) -> str:
     parts = [event.kind, event.file or "", event.text]
     if event.arch is not None:
         parts.insert(1, f"arch {event.arch}")
-    return f"{_clock_text(event.time)} {who}: {' '.join(part for part in parts if part)}"
+    return plain(f"{_clock_text(event.time)} {who}: {' '.join(part for part in parts if part)}")
 
 
 def _tell_event(event: BootEvent) -> None:

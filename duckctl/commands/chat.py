@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from duckctl.chat_client import Answer, ChatClient, ChatEnd, ChatPart, not_utf8, read_key, utf8
-from duckctl.console import console
+from duckctl.console import CONTROL_BUT_LINES, console
 from duckctl.errors import DuckError, ExitCode, UsageError
 from duckctl.process import ToldToEnd
 
@@ -24,8 +24,6 @@ app = typer.Typer()
 
 STDIN_CHARACTERS_MAX = 4_000_000
 INTERACTIVE_HELP = "Ctrl-D ends, Ctrl-C stops an answer, /new starts over."
-# Answers are printed, never obeyed: control characters could rewrite the terminal.
-_CONTROL = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 
 
 @app.command()
@@ -155,7 +153,7 @@ def _print_answer(conversation: Conversation, question: str) -> None:
 
 
 def _write(stream: Any, text: str, style: str | None = None) -> None:
-    shown = text.translate(_CONTROL)
+    shown = CONTROL_BUT_LINES.sub("", text)
     stream.print(shown, end="", style=style, markup=False, soft_wrap=True, emoji=False)
     stream.file.flush()
 

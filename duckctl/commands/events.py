@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from duckctl.console import print_json
+from duckctl.console import plain, print_json
 from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.boot_log import listen
 from duckctl.lifecycle.choose import choose
@@ -69,6 +69,6 @@ def _print(found: Sequence[StoredEvent], as_json: bool) -> None:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at_s))
             change = event.after if event.before == event.after else f"-> {event.after}"
             reason = f"  ({event.reason})" if event.reason else ""
-            line = f"{stamp} {event.duck} {event.kind} {change}{reason}"
+            line = plain(f"{stamp} {event.duck} {event.kind} {change}{reason}")
         sys.stdout.write(line + "\n")
     sys.stdout.flush()

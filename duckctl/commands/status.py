@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from duckctl.console import SCHEMA_VERSION, console, print_json, print_table, talk
+from duckctl.console import SCHEMA_VERSION, console, plain, print_json, print_table, talk
 from duckctl.errors import ExitCode
 from duckctl.inventory import Duck, Fleet
 from duckctl.inventory_choice import choose_inventory
@@ -127,4 +127,4 @@ def _print_changes(last: dict[str, DuckRecord], records: dict[str, DuckRecord]) 
         if before is None or before.describe() != record.describe():
             reason = f": {record.reason}" if record.reason else ""
             stamp = time.strftime("%H:%M:%S")
-            sys.stdout.write(f"{stamp} {name} {record.describe()}{reason}\n")
+            sys.stdout.write(plain(f"{stamp} {name} {record.describe()}{reason}") + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from duckctl.console import console, detail, talk
+from duckctl.console import console, detail, plain, talk
 from duckctl.inventory import Duck
 from duckctl.lifecycle.machine import UP, DuckRecord, State
 
@@ -78,4 +78,4 @@ class Show:
         rest = ", ".join(f"{count} {name}" for name, count in sorted(waiting.items()))
         self._progress.update(self._task, completed=up, rest=rest)
         if record.state is State.FAILED:
-            self._progress.console.print(line, markup=False)
+            self._progress.console.print(plain(line), markup=False)
