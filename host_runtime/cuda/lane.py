@@ -43,7 +43,7 @@ class Rows:
 
     x: torch.Tensor  # [n, D] residual
     x_split: SplitRows | None  # x, times the next norm's gain
-    normed: torch.Tensor  # [n, D], the output of the last norm
+    normed: torch.Tensor  # [n, D], the output of the last norm that was no product's part
     logits: torch.Tensor  # [n, V]
     first: torch.Tensor  # [n, widths.first]
     second: torch.Tensor  # [n, widths.second]

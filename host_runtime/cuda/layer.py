@@ -182,6 +182,8 @@ class GpuLayer:
             split=rows.x_split,
         )  # fmt: skip
         if self.bias is not None and beside is None:
+            if adds_parts(rows.x):  # the residual sum before has left normed as it was
+                add_norm(rows.x, lane.zeros, self.post_norm, c.rms_norm_eps, rows.normed)
             route(logits, self.bias, c, box.ids, box.weights, rows.normed[0], box.hidden, posted)
         gate_up = middle[:, : 2 * self.inner]
         partial_linear(gate_up, self.down, rows.out, prologue="silu", route=beside)

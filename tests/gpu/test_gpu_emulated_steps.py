@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,32 +60,80 @@ def plain_attend(
     sums[0, :, 0], sums[0, :, 1] = best, weights.sum(1)
 
 
-@pytest.fixture(scope="module", params=list(EMULATED))
-def steps(
-    request: pytest.FixtureRequest, emulators: dict[str, Any]
-) -> Iterator[tuple[Any, Any, Any]]:
-    """(model on the emulated card, model on the CPU, experts)"""
+def plain_route(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    config: Any,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    hidden: torch.Tensor,
+    payload: torch.Tensor,
+    call: Any = None,
+) -> None:
+    """ops.gpu.route in plain torch: the interpreter has no flags."""
+    from host_runtime.ops.router import choose_experts
+
+    chosen, their = choose_experts(
+        logits.sigmoid()[None], bias, group_count=config.n_group, chosen_groups=config.topk_group,
+        top_k=config.num_experts_per_tok, normalise=config.norm_topk_prob,
+        scaling_factor=config.routed_scaling_factor,
+    )  # fmt: skip
+    ids.copy_(chosen[0])
+    weights.copy_(their[0])
+    payload.copy_(hidden)
+    if call is not None:
+        call.sequence[0] += 1
+        call.flags[1] = call.layer
+        call.flags[0] = call.sequence[0]
+
+
+@contextmanager
+def emulated_model(kernels: Any, *, router: torch.dtype = torch.bfloat16) -> Iterator[Any]:
+    """The model on the emulated card, its routers stored in that type."""
     from host_runtime.config import load_config, load_generation_config
     from host_runtime.cuda.model import GpuModel
     from host_runtime.cuda.weights import CheckpointWeights
-    from host_runtime.models import load_model
     from host_runtime.weights import Checkpoint
 
-    loaded = load_model(DUCKLET, routed_experts="local")
-    cpu, experts = loaded.model, loaded.local_experts
+    class Stored(CheckpointWeights):
+        def _stored(self, name: str) -> torch.Tensor:
+            stored = super()._stored(name)
+            return stored.to(router) if name.endswith("mlp.gate.weight") else stored
+
     config = load_config(DUCKLET)
-    source = CheckpointWeights(Checkpoint(DUCKLET), torch.device("cpu"), fp8=config.fp8)
+    source = Stored(Checkpoint(DUCKLET), torch.device("cpu"), fp8=config.fp8)
     with pytest.MonkeyPatch.context() as patch:
-        replace_compiled(patch, emulator(emulators, request.param))
+        replace_compiled(patch, kernels)
         patch.setattr(torch.cuda, "Stream", lambda device: None)
         patch.setattr("host_runtime.cuda.layer.attend", plain_attend)
+        patch.setattr("host_runtime.cuda.layer.route", plain_route)
         model = GpuModel(
             config, load_generation_config(DUCKLET, config), source,
             positions=POSITIONS, cache_dtype=torch.float32,
         )  # fmt: skip
         patch.setattr(model, "graph", lambda kind: Replayed(lambda: model.launch_step(kind)))
-        yield model, cpu, experts
-        model.close()
+        try:
+            yield model
+        finally:
+            model.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, Any]:
+    """(model on the CPU, experts)"""
+    from host_runtime.models import load_model
+
+    loaded = load_model(DUCKLET, routed_experts="local")
+    return loaded.model, loaded.local_experts
+
+
+@pytest.fixture(scope="module", params=list(EMULATED))
+def steps(
+    request: pytest.FixtureRequest, emulators: dict[str, Any], plain: tuple[Any, Any]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(model on the emulated card, model on the CPU, experts)"""
+    with emulated_model(emulator(emulators, request.param)) as model:
+        yield model, *plain
 
 
 def ids_of(count: int) -> torch.Tensor:
@@ -104,6 +153,28 @@ def test_hidden_states_equal_those_of_the_cpu(steps: Any) -> None:
     found = torch.cat(one_by_one)
     assert relative_error(found, wanted) < F32_TOLERANCE
     assert relative_error(model.logits(found[3:]), cpu.logits(wanted[3:])) < F32_TOLERANCE
+
+
+@pytest.mark.parametrize("reason", ["float32 router", "more groups than lanes of a warp"])
+def test_experts_that_no_product_chooses_get_this_layers_hidden_state(
+    emulators: dict[str, Any], plain: tuple[Any, Any], reason: str
+) -> None:
+    """The choice is then a launch of its own, whose message is the norm that products make; for a
+    lane alone and in two."""
+    cpu, experts = plain
+    router = torch.float32 if reason == "float32 router" else torch.bfloat16
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        emulated_model(emulator(emulators, "emulated"), router=router) as model,
+    ):
+        if router == torch.bfloat16:
+            patch.setattr("host_runtime.cuda.layer.route_beside", lambda *_: None)
+        assert model.layers[-1].gate_up.plain.dtype == router
+        ids, cache = ids_of(3), model.new_cache(32)
+        found = torch.cat([
+            model.forward(ids[:1], cache, experts).clone(), model.forward(ids[1:], cache, experts)
+        ])  # fmt: skip
+        assert relative_error(found, cpu.forward(ids, cpu.new_cache(32), experts)) < F32_TOLERANCE
 
 
 def test_two_lanes_read_the_weights_of_a_dense_layer_once(steps: Any) -> None:
