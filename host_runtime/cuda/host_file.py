@@ -1,6 +1,7 @@
 """The host's weights in one file, in the layout of the card: exported once, loaded by one read.
 
-host.bin    every array of cuda/parts.py, each at a multiple of ALIGN, in that order
+host.bin    every array of cuda/parts.py, each at a multiple of ALIGN, in that order; of the MTP
+            module's copies of embedding and head what differs
 host.json   schema, digests of the model and of what follows, and each request's arrays (dtype,
             shape, offset)
 
@@ -26,14 +27,14 @@ from typing import Any, BinaryIO
 import torch
 
 from host_runtime.config import ModelConfig, load_config
-from host_runtime.cuda.parts import Fused, Part, Table, Vector, everything
+from host_runtime.cuda.parts import Fused, Part, Table, Vector, ends, everything, mtp_parts
 from host_runtime.cuda.weights import CheckpointWeights
 from host_runtime.errors import WeightsError
 from host_runtime.ops.matrix import Matrix
 from host_runtime.weights import Checkpoint
 from host_runtime.weights.source import SCALE_SUFFIX
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ALIGN = 256  # of arrays: beyond what any load of the card wants
 INDEX_NAME, DATA_NAME, LOCK_NAME = "host.json", "host.bin", ".host.lock"
 SAMPLE_BYTES = 4096  # of each tensor, to tell models apart
@@ -72,8 +73,8 @@ def write_host_file(
     requests = list(everything(config))
     part = folder / f".{DATA_NAME}.part"
     with _locked(folder), _removed_on_errors(part):
-        with part.open("wb") as file:
-            writer = _Writer(file)
+        with part.open("w+b") as file:
+            writer = _Writer(file, _copies(config))
             for number, request in enumerate(requests):
                 writer.add(request, source)
                 progress(number + 1, len(requests))
@@ -131,47 +132,72 @@ def model_digest(checkpoint: Checkpoint, config: ModelConfig) -> str:
     return digest.hexdigest()
 
 
+def _copies(config: ModelConfig) -> dict[str, str]:
+    """Of the MTP module's requests that repeat others in V3.2: the other's name by the own one."""
+    if config.mtp_layer is None:
+        return {}
+    (table, _, head), mtp = ends(config), mtp_parts(config)
+    return {key_of(mtp.embedding): key_of(table), key_of(mtp.head): key_of(head)}
+
+
 def _arrays_digest(arrays: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()
 
 
 class _Writer:
-    """Appends arrays to a file and remembers where they are."""
+    """Appends arrays to a file and remembers where they are.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
+    `copies`: requests that may repeat earlier ones; arrays that do so are not written again.
+    """
+
+    def __init__(self, file: BinaryIO, copies: dict[str, str]) -> None:
+        self.file, self._copies = file, copies
         self.offset = 0
         self.digest = hashlib.sha256()
         self.index: dict[str, dict[str, Any]] = {}
 
     def add(self, request: Table | Vector | Fused, source: CheckpointWeights) -> None:
-        entry: dict[str, Any]
+        arrays: dict[str, torch.Tensor]
+        entry: dict[str, Any] = {}
         if isinstance(request, Fused):
-            matrix, starts = source.fused(request.parts, request.columns)
-            entry = {
-                "codes": self._array(matrix.codes),
-                "scale": self._array(matrix.scale),
-                "plain": self._array(matrix.plain),
-                "starts": starts,
-            }
+            matrix, entry["starts"] = source.fused(request.parts, request.columns)
+            arrays = {"codes": matrix.codes, "scale": matrix.scale, "plain": matrix.plain}
         elif isinstance(request, Table):
-            table = source.table(request.name, request.rows, request.columns)
-            entry = {"table": self._array(table)}
+            arrays = {"table": source.table(request.name, request.rows, request.columns)}
         else:
-            entry = {"vector": self._array(source.vector(request.name, request.size))}
+            arrays = {"vector": source.vector(request.name, request.size)}
+        earlier = self.index.get(self._copies.get(key_of(request), ""), {})
+        for name, tensor in arrays.items():
+            entry[name] = self._array(tensor.contiguous(), earlier.get(name))
         self.index[key_of(request)] = entry
 
-    def _array(self, tensor: torch.Tensor) -> dict[str, Any]:
-        tensor = tensor.contiguous()
+    def _array(self, tensor: torch.Tensor, earlier: dict[str, Any] | None) -> dict[str, Any]:
+        """Its place, which is that of the earlier array if that is the same."""
         place = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "offset": self.offset,
         }
+        data = memoryview(b"")
         if tensor.numel():
-            self._bytes(tensor.view(torch.uint8).reshape(-1).numpy().data)
+            data = tensor.view(torch.uint8).reshape(-1).numpy().data
+        if (
+            earlier is not None
+            and earlier == place | {"offset": earlier["offset"]}
+            and self._holds(earlier["offset"], data)
+        ):
+            return earlier
+        self._bytes(data)
         self._bytes(memoryview(bytes(-self.offset % ALIGN)))
         return place
+
+    def _holds(self, offset: int, data: memoryview) -> bool:
+        """Whether the file has these bytes there."""
+        self.file.seek(offset)
+        pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+        same = all(self.file.read(len(piece)) == piece for piece in pieces)
+        self.file.seek(self.offset)
+        return same
 
     def _bytes(self, data: memoryview) -> None:
         self.file.write(data)
@@ -204,6 +230,11 @@ class _Index:
     bytes: int
     sha256: str
     arrays: dict[str, dict[str, Any]]
+
+
+def host_file_bytes(folder: Path) -> int:
+    """What the export takes on the card. WeightsError if there is none that can be used."""
+    return _read_index(folder).bytes
 
 
 class HostFileWeights:

@@ -10,7 +10,7 @@ import torch
 
 from host_runtime.config import load_config, load_generation_config
 from host_runtime.cuda.capability import check_gpu
-from host_runtime.cuda.host_file import HostFileWeights
+from host_runtime.cuda.host_file import HostFileWeights, host_file_bytes
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.cuda.model import GpuModel
 from host_runtime.cuda.weights import CheckpointWeights
@@ -38,22 +38,25 @@ def load_gpu_model(
     """
     capability = check_gpu()
     config = load_config(model_dir)
-    plan = plan_memory(config, positions, cache_dtype.itemsize)
+    weights_bytes = None if host_weights is None else host_file_bytes(host_weights)
+    plan = plan_memory(config, positions, cache_dtype.itemsize, weights_bytes)
     _log.info("%s: %s", capability.name, plan.text())
     plan.require(capability.free_bytes)
     generation = load_generation_config(model_dir, config)
     checkpoint = Checkpoint(model_dir)
     card = torch.device("cuda", 0)
-    if host_weights is not None:
-        exported = HostFileWeights(host_weights, checkpoint, card)
-        model = GpuModel(
-            config, generation, exported, positions=positions, cache_dtype=cache_dtype, slot=slot
-        )
-    else:
-        source = CheckpointWeights(checkpoint, card, fp8=config.fp8)
+    source: HostFileWeights | CheckpointWeights
+    try:
+        if host_weights is not None:
+            source = HostFileWeights(host_weights, checkpoint, card)
+        else:
+            source = CheckpointWeights(checkpoint, card, fp8=config.fp8)
         model = GpuModel(
             config, generation, source, positions=positions, cache_dtype=cache_dtype, slot=slot
         )
+    except torch.OutOfMemoryError as error:
+        raise plan.ran_out(capability.free_bytes) from error
+    if isinstance(source, CheckpointWeights):
         for layer in config.moe_layers:
             source.leave(f"model.layers.{layer}.mlp.experts.")
         source.finish()

@@ -49,17 +49,29 @@ class MemoryPlan:
                 "use a card with more memory, or device cpu",
             )  # fmt: skip
 
+    def ran_out(self, free_bytes: int) -> GpuUnavailableError:
+        """The error of a load that ran out of memory all the same; free_bytes: before it."""
+        return GpuUnavailableError(
+            f"the card ran out of memory while the model was loaded: {self.text()}, free were "
+            f"{free_bytes / _GIB:.2f} GiB",
+            "see with nvidia-smi what else uses the card, lower max_context, or use device cpu",
+        )
 
-def plan_memory(config: ModelConfig, positions: int, cache_bytes_each: int) -> MemoryPlan:
+
+def plan_memory(
+    config: ModelConfig, positions: int, cache_bytes_each: int, weights_bytes: int | None = None
+) -> MemoryPlan:
     """Plan for `positions` cache rows with elements of cache_bytes_each (2: bf16, 4: float32).
 
     A prompt chunk has one layer's rows in float32 besides, of at most all positions.
+    weights_bytes: of a file that goes onto the card as it is; None: what the configuration says.
     """
     layers = config.num_hidden_layers + config.num_nextn_predict_layers
     width = config.kv_lora_rank + config.qk_rope_head_dim + config.index_head_dim
     cache = positions * width * cache_bytes_each * layers
     rotation, copies = positions * config.qk_rope_head_dim * 4, positions * width * 4
-    return MemoryPlan(_weights_bytes(config), cache + rotation + copies, WORKSPACE_BYTES, positions)
+    weights = _weights_bytes(config) if weights_bytes is None else weights_bytes
+    return MemoryPlan(weights, cache + rotation + copies, WORKSPACE_BYTES, positions)
 
 
 def _weights_bytes(config: ModelConfig) -> int:

@@ -8,6 +8,7 @@ from typing import cast
 
 from host_runtime.config import load_config
 from host_runtime.cuda.capability import GpuUnavailableError, check_gpu
+from host_runtime.cuda.host_file import host_file_bytes
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.engine.engine import ACTIVE_MAX, PREFILL_CHUNK_MAX
 from host_runtime.experts.local import LocalExperts
@@ -79,7 +80,12 @@ def _on_card(config: RunConfig) -> HostPart:
     card = check_gpu()
     model_config = load_config(config.model_dir)
     longest = model_config.max_position_embeddings
-    plan = plan_memory(model_config, config.max_context or longest, _CACHE_BYTES_EACH)
+    plan = plan_memory(
+        model_config,
+        config.max_context or longest,
+        _CACHE_BYTES_EACH,
+        None if config.host_weights is None else host_file_bytes(config.host_weights),
+    )
     if config.max_context is not None or plan.fitting_positions(card.free_bytes) < _CONTEXT_MIN:
         plan.require(card.free_bytes)
     room = cache_room(plan.fitting_positions(card.free_bytes), plan.positions)

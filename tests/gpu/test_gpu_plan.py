@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_kit import HAS_CUDA
+from gpu_kit import HAS_CUDA, HAS_TRITON
 
 from duckctl.native import native_path
 from host_runtime.bench.echo import EchoDucks
 from host_runtime.bench.full_size import full_size
 from host_runtime.config import load_config
-from host_runtime.cuda.capability import GpuUnavailableError, check_capability, check_gpu
+from host_runtime.cuda.capability import (
+    GpuCapability,
+    GpuUnavailableError,
+    check_capability,
+    check_gpu,
+)
 from host_runtime.cuda.memory_plan import plan_memory
 from host_runtime.cuda.pool import CachePool
 from host_runtime.errors import HostError
@@ -69,6 +74,29 @@ def test_full_size_plan_has_known_sizes() -> None:
     with pytest.raises(GpuUnavailableError) as caught:
         plan.require(8 << 30)
     assert "more memory" in caught.value.hint
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed")
+@pytest.mark.parametrize("exported", [True, False], ids=["export", "checkpoint"])
+def test_a_card_that_runs_out_while_loading_is_named_with_numbers(
+    exported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from host_runtime.cuda import loading
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    card = GpuCapability("a card", (9, 0), 1 << 35, 1 << 35, native_fp8=True, early_launch=True)
+    monkeypatch.setattr(loading, "check_gpu", lambda: card)
+    monkeypatch.setattr(loading, "host_file_bytes", lambda folder: 3 << 30)
+    monkeypatch.setattr(loading, "HostFileWeights", full)
+    monkeypatch.setattr(loading, "GpuModel", full)
+    folder = tmp_path if exported else None
+    words = r"ran out of memory while .* free were 32\.00 GiB"
+    with pytest.raises(GpuUnavailableError, match=words) as caught:
+        loading.load_gpu_model(DUCKLET, routed_experts="remote", positions=64, host_weights=folder)
+    assert ("weights 3.00 GiB" in caught.value.message) == exported
+    assert "max_context" in caught.value.hint
 
 
 def test_a_long_prompts_scores_are_made_in_blocks_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,10 @@ def test_more_context_than_the_card_holds_is_refused_with_what_would_fit(
 ) -> None:
     from host_runtime.server import host_part
 
-    def plan(config: ModelConfig, positions: int, each: int) -> MemoryPlan:
-        return plan_memory(config, positions * 1_000_000, each)
+    def plan(
+        config: ModelConfig, positions: int, each: int, weights_bytes: int | None
+    ) -> MemoryPlan:
+        return plan_memory(config, positions * 1_000_000, each, weights_bytes)
 
     monkeypatch.setattr(host_part, "plan_memory", plan)
     with pytest.raises(GpuUnavailableError, match="does not fit") as caught:

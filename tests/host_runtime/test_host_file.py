@@ -20,10 +20,12 @@ from host_runtime.cuda.host_file import (
     INDEX_NAME,
     LOCK_NAME,
     HostFileWeights,
+    host_file_bytes,
     key_of,
     write_host_file,
 )
-from host_runtime.cuda.parts import Fused, Table, everything
+from host_runtime.cuda.memory_plan import plan_memory
+from host_runtime.cuda.parts import Fused, Table, ends, everything, mtp_parts
 from host_runtime.cuda.weights import CheckpointWeights
 from host_runtime.errors import WeightsError
 from host_runtime.weights import Checkpoint
@@ -77,6 +79,45 @@ def test_every_array_equals_the_checkpoints(exported: Path) -> None:
     source.finish()  # nothing of the host's part is left out
 
 
+def test_the_mtp_modules_copies_are_in_the_file_once(exported: Path) -> None:
+    """Embedding and head: the same memory, and no more bytes than the plan for the card counts."""
+    config, file = load_config(DUCKLET), HostFileWeights(exported, Checkpoint(DUCKLET), CPU)
+    (table, _, head), mtp = ends(config), mtp_parts(config)
+    tables = [file.table(one.name, one.rows, one.columns) for one in (table, mtp.embedding)]
+    heads = [file.fused(one.parts, one.columns)[0].plain for one in (head, mtp.head)]
+    for first, second in (tables, heads):
+        assert first.data_ptr() == second.data_ptr()
+        assert torch.equal(first, second)
+    size = host_file_bytes(exported)
+    assert size == (exported / DATA_NAME).stat().st_size
+    planned = plan_memory(config, 1, 2).weights_bytes
+    assert 0 <= size - planned < table.rows * table.columns  # norms, gaps; not half a table
+
+
+@pytest.mark.slow
+def test_copies_that_differ_are_in_the_file_as_they_are(tmp_path: Path) -> None:
+    """One number in the MTP module's head: that array is written, the embedding is not."""
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tiny(model, 1)
+    config = load_config(model)
+    (table, _, head), mtp = ends(config), mtp_parts(config)
+    entry = Checkpoint(model).entries[mtp.head.parts[0].name]
+    with entry.path.open("r+b") as file:
+        file.seek(entry.offset + entry.size_bytes - 2)
+        file.write(b"\x12\x34")
+    write_host_file(model, tmp_path)
+    exported = HostFileWeights(tmp_path, Checkpoint(model), CPU)
+    source = CheckpointWeights(Checkpoint(model), CPU, fp8=True)
+    own, _ = exported.fused(mtp.head.parts, mtp.head.columns)
+    expected, _ = source.fused(mtp.head.parts, mtp.head.columns)
+    assert torch.equal(own.plain, expected.plain)
+    assert not torch.equal(own.plain, exported.fused(head.parts, head.columns)[0].plain)
+    shape = (table.rows, table.columns)
+    first, second = exported.table(table.name, *shape), exported.table(mtp.embedding.name, *shape)
+    assert first.data_ptr() == second.data_ptr()
+
+
 @pytest.mark.slow
 def test_two_exports_are_equal_and_leave_nothing_behind(exported: Path, tmp_path: Path) -> None:
     """The command writes the same bytes; only the two files and the lock are in the folder."""
@@ -103,7 +144,7 @@ def change(index: dict[str, Any], key: str, **fields: Any) -> None:
 
 NORM = "model.norm.weight"
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "version": (lambda index: index.update(schema_version=1), "schema_version 1"),
+    "version": (lambda index: index.update(schema_version=2), "schema_version 2"),
     "another model": (lambda index: index.update(model_sha256="0" * 64), "another model"),
     "missing": (lambda index: index["arrays"].pop(NORM), f"'{NORM}' is missing"),
     "beyond the end": (lambda index: change(index, NORM, offset=1 << 40), "an array lies at"),
@@ -126,10 +167,11 @@ def test_a_damaged_index_is_named(exported: Path, tmp_path: Path, damage: str) -
     alter(index)
     index["arrays_sha256"] = arrays_digest(index["arrays"])
     (folder / INDEX_NAME).write_text(json.dumps(index))
-    with pytest.raises(WeightsError, match=words):
+    with pytest.raises(WeightsError, match=words) as caught:
         HostFileWeights(folder, Checkpoint(DUCKLET), CPU).vector(
             NORM, load_config(DUCKLET).hidden_size
         )
+    assert "export it again: duckctl shard-weights" in caught.value.hint
 
 
 def arrays_digest(arrays: dict[str, Any]) -> str:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from duckctl.model_dir import resolve_model_dir
-from host_runtime.cuda.capability import GpuUnavailableError
+from host_runtime.config import load_config
+from host_runtime.cuda.capability import GpuCapability, GpuUnavailableError
+from host_runtime.cuda.host_file import INDEX_NAME, SCHEMA_VERSION
+from host_runtime.cuda.memory_plan import plan_memory
+from host_runtime.server import host_part
 from host_runtime.server.errors import StartupError
 from host_runtime.server.host_part import CacheRoom, cache_room, load_host_part
 from host_runtime.server.run_config import RunConfig
@@ -48,6 +56,41 @@ def test_cuda_without_a_card_is_refused_with_a_way_out() -> None:
 def test_host_weights_need_a_card(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="only be loaded onto a card"):
         load_host_part(run_config(device="cpu", host_weights=tmp_path))
+
+
+@pytest.mark.parametrize("more_bytes", [0, 100_000_000])
+def test_cache_rows_are_those_that_fit_beside_the_exported_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_bytes: int
+) -> None:
+    """Its own size counts, which may be more than the configuration says."""
+    config = load_config(resolve_model_dir("ducklet"))
+    plan = plan_memory(config, 64, 2)
+    weights = plan.weights_bytes + more_bytes
+    folder = tmp_path / "host"
+    folder.mkdir()
+    index = {"schema_version": SCHEMA_VERSION, "model_sha256": "", "sha256": "", "bytes": weights}
+    index |= {"arrays": {}, "arrays_sha256": hashlib.sha256(b"{}").hexdigest()}
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    free = plan.total_bytes + 50_000_000
+    card = GpuCapability("a card", (9, 0), free, free, native_fp8=True, early_launch=True)
+    asked: list[int] = []
+
+    def load(model_dir: Path, *, positions: int, **_: object) -> tuple[object, None]:
+        asked.append(positions)
+        return SimpleNamespace(close=lambda: None), None
+
+    monkeypatch.setattr(host_part, "check_gpu", lambda: card)
+    monkeypatch.setitem(
+        sys.modules, "host_runtime.cuda.loading", SimpleNamespace(load_gpu_model=load)
+    )
+    run = run_config(device="cuda", host_weights=folder)
+    if more_bytes:
+        with pytest.raises(GpuUnavailableError, match="does not fit"):
+            load_host_part(run)
+        assert asked == []
+    else:
+        load_host_part(run)
+        assert asked == [4 * 64]
 
 
 @pytest.mark.parametrize(
