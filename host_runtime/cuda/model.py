@@ -22,7 +22,7 @@ from host_runtime.cuda.link import CallLink
 from host_runtime.cuda.mailbox import Mailbox
 from host_runtime.cuda.parts import ends, mtp_parts
 from host_runtime.cuda.pool import CachePool, GpuSequenceCache, LayerCaches
-from host_runtime.cuda.weights import GpuWeights
+from host_runtime.cuda.weights import GpuWeights, same_matrix, same_values
 from host_runtime.errors import HostError
 from host_runtime.experts.base import Experts
 from host_runtime.layers.leapfrog import ChunkByLayers, LayerStart, leapfrog
@@ -60,11 +60,13 @@ class GpuMtp:
         assert config.mtp_layer is not None
         parts = mtp_parts(config)
         table = parts.embedding
+        # a copy goes before the next one comes: the memory plan has room for one at a time
         copy = source.table(table.name, table.rows, table.columns)
-        self.embedding = embedding if torch.equal(copy, embedding) else copy
+        self.embedding = embedding if same_values(copy, embedding) else copy
+        del copy
         own, _ = source.fused(parts.head.parts, parts.head.columns)
-        self.head = head if torch.equal(own.plain, head.plain) else own
-        del copy, own
+        self.head = head if same_matrix(own, head) else own
+        del own
         self.embedding_norm = source.vector(parts.embedding_norm.name, parts.embedding_norm.size)
         self.hidden_norm = source.vector(parts.hidden_norm.name, parts.hidden_norm.size)
         self.eh_proj, _ = source.fused(parts.eh_proj.parts, parts.eh_proj.columns)

@@ -12,7 +12,7 @@ from host_runtime.cuda.parts import Part
 from host_runtime.errors import WeightsError
 from host_runtime.ops.matrix import Matrix
 from host_runtime.weights import Checkpoint, WeightSource
-from host_runtime.weights.source import SCALE_SUFFIX
+from host_runtime.weights.source import SCALE_SUFFIX, row_slices
 
 
 class GpuWeights(Protocol):
@@ -53,7 +53,7 @@ class CheckpointWeights(WeightSource):
                 scale_name = part.name + SCALE_SUFFIX
                 scale_entry = self._take(scale_name, grid, ("F32", "BF16"))
                 scale = self._finite(scale_entry, self._stored(scale_name).float())
-                self._finite(entry, stored.to(torch.float16))
+                self._finite(entry, stored)
                 _fill_block(codes)
                 at.append((True, sum(len(code) for code in codes)))
                 codes.append(stored.view(torch.uint8))
@@ -82,11 +82,31 @@ def join_parts(
     if len({rows.dtype for rows in plain}) > 1:
         plain = [rows.float() for rows in plain]
     return Matrix(
-        torch.cat(list(codes)) if codes else torch.empty(0, columns, dtype=torch.uint8).to(device),
-        torch.cat(list(scales)) if scales else torch.zeros(1, 1, device=device),
-        torch.cat(list(plain))
-        if plain
-        else torch.empty(0, columns, dtype=torch.bfloat16).to(device),
+        _joined(codes) if codes else torch.empty(0, columns, dtype=torch.uint8).to(device),
+        _joined(scales) if scales else torch.zeros(1, 1, device=device),
+        _joined(plain) if plain else torch.empty(0, columns, dtype=torch.bfloat16).to(device),
+    )
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One part is not copied: of the head there is no room for two."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """torch.equal, with memory for a few rows besides."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    pairs = zip(row_slices(one), row_slices(other), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def same_matrix(one: Matrix, other: Matrix) -> bool:
+    """Whether both have the same rows, as `same_values`."""
+    return (
+        same_values(one.codes, other.codes)
+        and same_values(one.scale, other.scale)
+        and same_values(one.plain, other.plain)
     )
 
 

@@ -16,6 +16,7 @@ from host_runtime.weights.checkpoint import Checkpoint, TensorEntry
 
 SCALE_SUFFIX = "_scale_inv"
 _NAMES_SHOWN_MAX = 5
+_SLICE_BYTES = 16 << 20  # of rows that are looked at together: checks take memory besides
 
 
 class WeightSource:
@@ -101,12 +102,25 @@ class WeightSource:
         return self.checkpoint.read(name).to(self.device)
 
     def _finite(self, entry: TensorEntry, tensor: torch.Tensor) -> torch.Tensor:
-        if not bool(torch.isfinite(tensor).all()):
+        """The tensor itself; the check takes memory for a few of its rows at a time."""
+        slices = (_with_infinities(rows) for rows in row_slices(tensor))
+        if not all(bool(torch.isfinite(rows).all()) for rows in slices):
             raise WeightsError(
                 f"{entry.path}: tensor {entry.name} has NaN or infinite values",
                 "the file is damaged: download it again",
             )
         return tensor
+
+
+def row_slices(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Views of [n, ...] that have all rows together, each of at most _SLICE_BYTES or one row."""
+    row_bytes = tensor.nbytes // max(1, tensor.shape[0])
+    return torch.split(tensor, max(1, _SLICE_BYTES // max(1, row_bytes)))
+
+
+def _with_infinities(rows: torch.Tensor) -> torch.Tensor:
+    """The values in a type that torch.isfinite takes: not FP8."""
+    return rows.to(torch.float16) if rows.dtype == torch.float8_e4m3fn else rows
 
 
 def dequantise(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
