@@ -72,7 +72,9 @@ def render(report: FleetHealth, calibrations: Mapping[str, DuckCalibration]) -> 
     keys = {key for counters in stats.values() for key in counters} - COUNTER_KEYS_LEFT_OUT
     for key in sorted(keys):
         samples = {name: counters.get(key) for name, counters in stats.items()}
-        _family(out, f"duck_{key}_total", "counter", f"Counter '{key}' of the duck", samples)
+        # duck_stats_: the serving host's page counts packets of the same names on its own side.
+        name = f"duck_stats_{key.removesuffix('_total')}_total"
+        _family(out, name, "counter", f"Counter '{key}' of the duck", samples)
     return "\n".join(out) + "\n"
 
 

@@ -198,12 +198,23 @@ def test_a_monitoring_system_can_read_the_page(fleet: Fleet) -> None:
     assert samples["duckctl_duck_healthy", "duck01"].value == 1
     assert samples["duckctl_duck_link_bits_per_second", "duck01"].value == 2.5e9
     assert samples["duckctl_duck_read_bytes_per_second", "duck01"].value == 20e9
-    assert samples["duckctl_duck_packets_received_total", "duck01"].value == 60_000
+    assert samples["duckctl_duck_stats_packets_received_total", "duck01"].value == 60_000
     assert samples["duckctl_duck_info", "duck01"].labels["state"] == 'id"le\\'
     assert {name for name, duck in samples if duck == "duck02"} == {
         "duckctl_duck_reachable",
         "duckctl_duck_healthy",
     }
+
+
+def test_the_counters_of_a_duck_have_names_of_their_own(fleet: Fleet) -> None:
+    """The serving host's page has nacks_sent too, its own count; _total stands once in a name."""
+    told = facts()
+    told["stats"] = told["stats"] | {"nacks_sent": 5, "kernel_ns_total": 7}
+    lines = render(fleet_health({"build": BUILD, "ducks": [told]}, fleet), {}).splitlines()
+    assert 'duckctl_duck_stats_nacks_sent_total{duck="duck01"} 5' in lines
+    assert 'duckctl_duck_stats_kernel_ns_total{duck="duck01"} 7' in lines
+    counters = {line.split()[2] for line in lines if line.endswith(" counter")}
+    assert {name for name in counters if not name.startswith("duckctl_duck_stats_")} == set()
 
 
 @pytest.fixture
