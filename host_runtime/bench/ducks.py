@@ -139,7 +139,7 @@ def _greet(
     def ask(index: int) -> DuckFacts | None:
         try:
             facts = facts_of(transport.hello(index, timeout_ms).info)
-        except TransportError as error:
+        except HostError as error:  # its identity too: the others are measured all the same
             found[index].problem = error.message
             return None
         found[index].boot_id, found[index].cores = f"{facts.boot_id:016x}", facts.core_count

@@ -78,3 +78,19 @@ def test_a_duck_that_dies_leaves_the_others_measured_and_idle(
         with connected(fleet) as transport:
             states = [facts_of(transport.hello(index, 2000).info).state for index in (0, 2)]
         assert states == [wire.State.IDLE] * 2
+
+
+def test_a_duck_with_another_key_leaves_the_others_measured(tmp_path: Path) -> None:
+    """It is refused by name, as one that does not answer; d01 has its figures."""
+    region = region_file(tmp_path, "fp8")
+    kernel = load_kernel_file(native_path("experts-avx2.elf"))
+    with running_ducks(tmp_path, 2) as (ducks, fleet):
+        with connected(fleet) as transport:
+            for index in range(2):
+                transport.hello(index, 2000)
+        ducks[1].kill()
+        ducks[1].identity_file.unlink()
+        ducks[1].start()
+        found = measure(lambda: connected(fleet), fleet, kernel, [region], SILENCE_S)
+    assert (found[0].problem, set(found[0].formats)) == ("", {"fp8"})
+    assert found[1].problem.startswith("d02: its key changed (pinned")
