@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import typer
 
 from duckctl.console import print_json, talk, warn
 from duckctl.errors import ExitCode
+from duckctl.inventory import Duck
 from duckctl.inventory_choice import choose_inventory
 from duckctl.lifecycle.boot_log import listen
 from duckctl.lifecycle.choose import choose
@@ -36,6 +38,35 @@ def _is_there(record: DuckRecord, goal: Goal) -> bool:
     return record.state is (State.SERVING if goal is Goal.SERVING else State.LOST)
 
 
+def until_there(
+    ducks: Sequence[Duck],
+    goal: Goal,
+    look: Callable[[Sequence[Duck]], Mapping[str, DuckRecord]],
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[dict[str, DuckRecord], list[Duck]]:
+    """The last records, and the ducks that are not there: none, or those when the time was over.
+
+    Only the missing ones are asked again; the others may be lost meanwhile, so "none is missing" is
+    believed of a look at all of them only.
+    """
+    deadline = clock() + timeout_s
+    records: dict[str, DuckRecord] = {}
+    asked = list(ducks)
+    while True:
+        records |= look(asked)
+        missing = [duck for duck in ducks if not _is_there(records[duck.name], goal)]
+        if not missing and len(asked) < len(ducks):
+            asked = list(ducks)
+            continue
+        left_s = deadline - clock()
+        if not missing or left_s <= 0:
+            return records, missing
+        asked = missing
+        sleep(min(PERIOD_S, left_s))
+
+
 @app.command()
 def wait(
     pattern: str = typer.Argument("all", help="Ducks, e.g. 'duck[01-08]' or domain1."),
@@ -57,18 +88,13 @@ def wait(
     """
     fleet = choose_inventory(inventory)
     ducks = choose(fleet, pattern)
-    deadline = time.monotonic() + timeout
     with open_store(fleet) as store:
-        records = store.states([duck.name for duck in ducks])
-        missing = list(ducks)
-        while True:
+
+        def look(asked: Sequence[Duck]) -> Mapping[str, DuckRecord]:
             listen(fleet, store)
-            records |= refresh(fleet, store, missing)[1]
-            missing = [duck for duck in ducks if not _is_there(records[duck.name], goal)]
-            left_s = deadline - time.monotonic()
-            if not missing or left_s <= 0:
-                break
-            time.sleep(min(PERIOD_S, left_s))
+            return refresh(fleet, store, asked)[1]
+
+        records, missing = until_there(ducks, goal, look, timeout)
     if as_json:
         print_json(
             {
