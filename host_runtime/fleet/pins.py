@@ -196,7 +196,10 @@ class PinStore:
     def _locked(self) -> Iterator[dict[str, Pin]]:
         lock = self.path.with_name(self.path.name + ".lock")
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                descriptor = self._make(lock)
+            except FileExistsError:
+                descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise FileFormatError(
                 f"pins file {self.path}: cannot be locked: {error.strerror}",
@@ -210,15 +213,33 @@ class PinStore:
 
     def _save(self, pins: Mapping[str, Pin]) -> None:
         ducks = ",\n".join(self._text(name, pins[name]) for name in sorted(pins))
+        text = f'{{"schema_version": {SCHEMA_VERSION}, "ducks": [\n{ducks}\n]}}\n'
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f'{{"schema_version": {SCHEMA_VERSION}, "ducks": [\n{ducks}\n]}}\n')
-            file.flush()
-            os.fsync(descriptor)
-        beside.replace(self.path)
+        try:
+            beside.unlink(missing_ok=True)
+            with os.fdopen(self._make(beside), "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+        except OSError as error:
+            raise FileFormatError(
+                f"pins file {self.path}: cannot be written: {error.strerror}",
+                "its folder must be writable: the ducks' keys are remembered there",
+            ) from error
         mark = self._mark()
         self._read = (mark, dict(pins)) if mark else None
+
+    def _make(self, path: Path) -> int:
+        """A new file, open. One that root makes belongs to who has the pins: theirs goes on.
+
+        Never one that was there, nor what a link names: that must not change hands.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # no pins yet, or not root
+            old = self.path.stat()
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        return descriptor
 
     def _text(self, name: str, pin: Pin) -> str:
         """The pin's line in the file, made once."""

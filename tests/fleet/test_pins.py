@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,6 +109,36 @@ def test_the_file(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(FileFormatError, match="unknown key 'colour'"):
         store.load()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_file_keeps_its_owner(tmp_path: Path) -> None:
+    """`sudo duckctl trust accept` while a user serves: pins and lock stay that user's."""
+    store = PinStore(tmp_path / "fleet.pins.json")
+    store.accept("d1", OLD, 1)
+    os.chown(store.path, 12345, 23456)
+    lock = tmp_path / "fleet.pins.json.lock"
+    lock.unlink()
+    store.accept("d1", NEW, 2)
+    assert store.load()["d1"].identity == NEW
+    for path in (store.path, lock):
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (12345, 23456, 0o600)
+    victim = tmp_path / "victim"
+    victim.touch()
+    lock.unlink()
+    lock.symlink_to(victim)
+    with pytest.raises(FileFormatError, match="cannot be locked"):
+        store.accept("d1", OLD, 3)
+    assert victim.stat().st_uid == 0
+
+
+def test_pins_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    """In the words of the system, as an error that says what to do."""
+    store = PinStore(tmp_path / "fleet.pins.json")
+    (tmp_path / f".fleet.pins.json.{os.getpid()}").mkdir()
+    with pytest.raises(FileFormatError, match=r"pins\.json: cannot be written: Is a directory"):
+        store.accept("d1", OLD, 1)
 
 
 def ask(tmp_path: Path, *words: str) -> int:
