@@ -42,9 +42,9 @@ SLOW_BYTES_MIN = 64 << 20
 class DuckBusyError(HostError):
     """Another host owns the duck's compute session."""
 
-    def __init__(self, duck: str, silent_s: float) -> None:
+    def __init__(self, duck: str) -> None:
         super().__init__(
-            f"{duck} is used by another host, last heard {silent_s:.1f} s ago",
+            f"{duck} is used by another host",
             "stop the other `duckctl serve` that uses this fleet",
         )
 
@@ -283,7 +283,7 @@ class DuckLoader:
                 if error.status != wire.Status.ERR_BUSY:
                     raise
                 if self._clock() >= give_up:
-                    raise DuckBusyError(self._duck.name, error.value / 1e9) from error
+                    raise DuckBusyError(self._duck.name) from error
             was_busy = True
             self._cancelled.wait(BUSY_RETRY_S)
 

@@ -246,6 +246,9 @@ class FleetManager:
             state = DuckState.WRONG_VERSION if stale else DuckState.UNREACHABLE
             self._mark(keeper, state, error.message)
             raise
+        except HostError as error:  # without its pins the host knows no duck
+            self._mark(keeper, DuckState.UNREACHABLE, error.message)
+            raise
         facts = facts_of(info)
         misfit = find_misfit(keeper.duck, facts, self._needs[index])
         if misfit is not None:
@@ -261,8 +264,8 @@ class FleetManager:
         try:
             report = keeper.load()
         except HostError as error:
-            if not isinstance(error, LoadCancelledError):
-                self._mark(keeper, DuckState.IDLE, str(error))
+            if not isinstance(error, LoadCancelledError):  # told by who wanted the load
+                self._set_state(keeper, DuckState.IDLE, str(error))
             raise
         self._events.add(keeper.duck.name, str(report))
         slow = report.slow_link(keeper.facts.link_mbps) if keeper.facts else None
@@ -283,8 +286,10 @@ class FleetManager:
                 self._events.add(keeper.duck.name, str(error), logging.WARNING)
         except Exception as error:
             # A bug or a full memory: told like any failure, and tried again with a pause.
-            self._mark(keeper, DuckState.IDLE, f"{type(error).__name__}: {error}")
-            log.exception("%s: loading failed", keeper.duck.name)
+            text = f"{type(error).__name__}: {error}"
+            self._set_state(keeper, DuckState.IDLE, text)
+            if self._events.add(keeper.duck.name, text, logging.WARNING):
+                log.exception("%s: loading failed", keeper.duck.name)
             raise
         finally:
             keeper.put_off(self._clock())
@@ -314,7 +319,9 @@ class FleetManager:
             for keeper in self._keepers:
                 keeper.serving_since = self._clock()
                 self._mark(keeper, DuckState.SERVING, "")
+                self._events.settle(keeper.duck.name)
             self._update_problem()
+        self._events.settle("fleet")
         self._events.add("fleet", f"serving with {len(self._keepers)} ducks")
 
     def _reopen(self) -> None:
@@ -368,14 +375,16 @@ class FleetManager:
         return settled and DuckState.READY in states and now >= self._open_retry_at
 
     def _mark(self, keeper: Keeper, state: DuckState, detail: str) -> None:
-        with self._lock:
-            if (keeper.state, keeper.detail) == (state, detail):
-                return
-            changed = keeper.state is not state
-            keeper.state, keeper.detail = state, detail
-        if changed:
+        if self._set_state(keeper, state, detail):
             text = f"{state}: {detail}" if detail else str(state)
             self._events.add(keeper.duck.name, text, LOG_LEVELS[state])
+
+    def _set_state(self, keeper: Keeper, state: DuckState, detail: str) -> bool:
+        """True when that is something new."""
+        with self._lock:
+            changed = (keeper.state, keeper.detail) != (state, detail)
+            keeper.state, keeper.detail = state, detail
+            return changed
 
     def _update_problem(self) -> None:
         if self._stopping.is_set():

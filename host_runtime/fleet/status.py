@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 EVENTS_KEPT = 256
+TEXTS_KEPT = 16  # of one duck, to know a repeated event by
 
 log = logging.getLogger("host_runtime.fleet")
 
@@ -65,7 +66,7 @@ class DuckReport:
 
 @dataclass(frozen=True)
 class FleetEvent:
-    """Something that happened to a duck; ``repeats`` counts the same text in a row."""
+    """Something that happened to a duck; ``repeats``: how often again until it was well."""
 
     time_s: float
     duck: str
@@ -94,31 +95,45 @@ def name_stragglers(reports: Sequence[DuckReport]) -> list[DuckReport]:
     return [judged(report) for report in reports]
 
 
-class EventLog:
-    """The last EVENTS_KEPT events. The same text for the same duck in a row is one event.
+@dataclass
+class _Told:
+    event: FleetEvent
+    repeats: int = 0
 
-    So neither memory nor the log file grows while a duck stays away, however long that is.
+
+class EventLog:
+    """The last EVENTS_KEPT events. What a duck in trouble does again and again is told once.
+
+    Such a duck may come to the same error at every attempt, by way of the same steps: neither
+    memory nor the log file grows with them, however long that goes on. ``settle`` ends it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._events: deque[FleetEvent] = deque(maxlen=EVENTS_KEPT)
-        self._last: dict[str, FleetEvent] = {}
+        self._events: deque[_Told] = deque(maxlen=EVENTS_KEPT)
+        self._known: dict[str, dict[str, _Told]] = {}
 
-    def add(self, duck: str, text: str, level: int = logging.INFO) -> None:
+    def add(self, duck: str, text: str, level: int = logging.INFO) -> bool:
+        """False: this text of this duck was told since it was well, so it is only counted."""
         with self._lock:
-            last = self._last.get(duck)
-            if last is not None and last.text == text:
-                self._last[duck] = replace(last, repeats=last.repeats + 1)
-                return
-            event = FleetEvent(self._clock(), duck, text)
-            self._last[duck] = event
-            self._events.append(event)
+            known = self._known.setdefault(duck, {})
+            if text in known:
+                known[text].repeats += 1
+                return False
+            known[text] = _Told(FleetEvent(self._clock(), duck, text))
+            self._events.append(known[text])
+            if len(known) > TEXTS_KEPT:
+                del known[next(iter(known))]
         log.log(level, "%s: %s", duck, text)
+        return True
+
+    def settle(self, duck: str) -> None:
+        """The duck is well: whatever happens to it now is told."""
+        with self._lock:
+            self._known.pop(duck, None)
 
     def recent(self) -> list[FleetEvent]:
-        """Oldest first; the newest event of each duck with its count of repeats."""
+        """Oldest first, each with its count of repeats."""
         with self._lock:
-            newest = {(event.duck, event.time_s): event for event in self._last.values()}
-            return [newest.get((event.duck, event.time_s), event) for event in self._events]
+            return [replace(told.event, repeats=told.repeats) for told in self._events]

@@ -23,6 +23,8 @@ from duckctl.native import native_path
 from host_runtime.experts import remote as remote_module
 from host_runtime.experts.base import ExpertsUnavailableError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
+from host_runtime.fleet.cache import load_cache
+from host_runtime.fleet.config import load_fleet
 from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.status import EVENTS_KEPT
 
@@ -282,4 +284,47 @@ def test_a_rebooted_duck_is_loaded_again(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert [duck.get("rebooted") for duck in json.loads(done.stdout)["ducks"]] == [None, True]
         wait_until(lambda: loads(remote) == [1, 2], 30, "reboot noticed")
+        works_again(remote, expected)
+
+
+@pytest.mark.slow
+def test_a_duck_that_cannot_be_loaded_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers, and its weights are damaged on disk: one warning however often it is tried."""
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        file = load_cache(tmp_path / "cache" / "cache.json").slices[1].pieces[1].file
+        good = file.read_bytes()
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        calm = len(remote.events())
+        with caplog.at_level(logging.WARNING, logger="host_runtime.fleet"):
+            ducks[1].kill()
+            ducks[1].start()
+            wait_until(lambda: max(e.repeats for e in remote.events()) >= 4, 20, "five attempts")
+        told = [record.message for record in caplog.records if file.name in record.message]
+        assert len(told) == 1 and told[0].startswith("d02: ")
+        texts = [event.text for event in remote.events()[calm:]]
+        assert [text.split(":")[0] for text in texts] == ["lost", "idle", "loading", "weight cache"]
+        file.write_bytes(good)
+        works_again(remote, expected)
+
+
+@pytest.mark.slow
+def test_pins_that_cannot_be_read_are_told_of_the_duck_that_waits(tmp_path: Path) -> None:
+    """A duck restarts while the file is damaged: why it stays away is told; then it serves."""
+    with serving(EXPERTS, tmp_path, 2) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        pins = load_fleet(tmp_path / "fleet.json").pins_file
+        good = pins.read_text()
+        pins.write_text("{")
+        ducks[1].kill()
+        ducks[1].start()
+        wait_until(lambda: "pins file" in remote.status()[1].detail, 10, "the reason")
+        assert remote.status()[1].state == "unreachable"
+        told = [(event.duck, event.text) for event in remote.events() if "pins" in event.text]
+        assert [duck for duck, _ in told] == ["d02"]
+        with pytest.raises(ExpertsUnavailableError, match="pins file"):
+            remote.submit(1, *CALL)
+        pins.write_text(good)
         works_again(remote, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from host_runtime import wire
 from host_runtime.errors import HostError
 from host_runtime.fleet.config import DuckConfig
 from host_runtime.fleet.keeper import failure_state, watch
-from host_runtime.fleet.loader import LoadReport, PieceBudget
+from host_runtime.fleet.loader import DuckBusyError, LoadReport, PieceBudget
 from host_runtime.fleet.run_once import describe
 from host_runtime.fleet.status import (
     EVENTS_KEPT,
@@ -152,6 +153,33 @@ def test_events_are_bounded_and_repeats_are_counted() -> None:
         events.add("d02", f"event {number}")
     assert len(events.recent()) == EVENTS_KEPT
     assert events.recent()[-1].text == "event 9999"
+
+
+def test_trouble_that_comes_back_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever steps lie between; after the duck was well it is told anew."""
+    events = EventLog(lambda: 7.0)
+    with caplog.at_level(logging.DEBUG, logger="host_runtime.fleet"):
+        for _ in range(100):
+            events.add("d01", "idle", logging.DEBUG)
+            events.add("d01", "loading", logging.DEBUG)
+            events.add("d01", "no such file", logging.WARNING)
+        assert [(e.text, e.repeats) for e in events.recent()] == [
+            ("idle", 99),
+            ("loading", 99),
+            ("no such file", 99),
+        ]
+        events.settle("d01")
+        events.add("d01", "no such file", logging.WARNING)
+    assert [(e.text, e.repeats) for e in events.recent()][2:] == [
+        ("no such file", 99),
+        ("no such file", 0),
+    ]
+    assert [record.levelname for record in caplog.records] == ["DEBUG"] * 2 + ["WARNING"] * 2
+
+
+def test_a_busy_duck_is_told_in_the_same_words() -> None:
+    """How long ago its owner was heard changes with each attempt."""
+    assert str(DuckBusyError("d01")) == "d01 is used by another host"
 
 
 def test_budget_bounds_what_is_in_memory() -> None:
