@@ -35,8 +35,8 @@ from host_runtime.fleet.status import (
     DuckState,
     EventLog,
     FleetEvent,
+    Stragglers,
     log,
-    name_stragglers,
 )
 from host_runtime.fleet.versions import MisfitError, Needs, facts_of, find_misfit
 from host_runtime.transport import Transport, TransportCode, TransportError
@@ -92,6 +92,7 @@ class FleetManager:
         self._silence_s = silence_ms / 1000
         self._clock = clock
         self._events = EventLog()
+        self._stragglers = Stragglers()
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -154,7 +155,7 @@ class FleetManager:
 
     def reports(self) -> list[DuckReport]:
         reports = [keeper.report() for keeper in self._keepers]
-        return name_stragglers(
+        return self._stragglers.named(
             [
                 replace(report, counters={**report.counters, **_scrub_counters(scrubbed)})
                 for report, scrubbed in zip(reports, self._scrubber.counters, strict=True)
@@ -368,6 +369,8 @@ class FleetManager:
             self._update_problem()
             if not is_opening and self._wants_opening(now):
                 self._opening = self._pool.submit(self._reopen)
+        if self._stragglers.is_due(now):
+            self._stragglers.look([keeper.report() for keeper in self._keepers], now)
 
     def _wants_opening(self, now: float) -> bool:
         states = {keeper.state for keeper in self._keepers}

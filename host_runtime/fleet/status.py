@@ -45,8 +45,10 @@ LOG_LEVELS = {
 }
 # A duck is called slow when its mean kernel time is this many times the median of all ducks ...
 STRAGGLER_RATIO = 1.5
-# ... over at least this many calls: the first ones touch cold memory.
+# ... over a window of at least so many calls (the first ones touch cold memory) and so much time.
 STRAGGLER_CALLS_MIN = 200
+STRAGGLER_WINDOW_S = 60.0
+STRAGGLER_LOOK_S = 10.0  # between looks at whether the window is full
 
 
 @dataclass(frozen=True)
@@ -74,25 +76,60 @@ class FleetEvent:
     repeats: int = 0
 
 
-def name_stragglers(reports: Sequence[DuckReport]) -> list[DuckReport]:
-    """Say so in the detail of each duck whose kernel takes much longer than the others'.
+class Stragglers:
+    """Which ducks' kernels take much longer than the others', judged window by window.
 
-    Every call waits for the slowest duck, so one slow duck slows the whole fleet.
+    Every call waits for the slowest duck, so one slow duck slows the whole fleet. Only what was
+    counted since the last verdict is compared: a day of good calls hides no slow minute, and a duck
+    that is well again is no longer named. `look` from one thread, `named` from any.
     """
-    counters = [report.counters for report in reports if report.ready]
-    if len(counters) < 2 or min(c["calls"] for c in counters) < STRAGGLER_CALLS_MIN:
-        return list(reports)
-    usual = statistics.median_low(c["kernel_ns"] / c["calls"] for c in counters)
 
-    def judged(report: DuckReport) -> DuckReport:
-        if not report.ready or report.detail:
-            return report
-        mean = report.counters["kernel_ns"] / report.counters["calls"]
-        if mean <= STRAGGLER_RATIO * usual:
-            return report
-        return replace(report, detail=f"its kernel takes {mean / usual:.1f} x the usual time")
+    def __init__(self) -> None:
+        self._looked_s = -STRAGGLER_LOOK_S
+        self._begin_s = 0.0
+        self._begin: Mapping[str, tuple[float, float]] = {}
+        self._slow: Mapping[str, float] = {}
 
-    return [judged(report) for report in reports]
+    def is_due(self, now_s: float) -> bool:
+        """Whether it is time for a look."""
+        return now_s - self._looked_s >= STRAGGLER_LOOK_S
+
+    def look(self, reports: Sequence[DuckReport], now_s: float) -> None:
+        """Judge the window and begin the next one, once it is old enough and every duck has calls.
+
+        When other ducks serve than at its beginning it begins anew, and nobody is slow.
+        """
+        self._looked_s = now_s
+        counted = {
+            report.name: (report.counters["calls"], report.counters["kernel_ns"])
+            for report in reports
+            if report.ready
+        }
+        if counted.keys() != self._begin.keys():
+            self._begin_s, self._begin, self._slow = now_s, counted, {}
+            return
+        calls = {name: count - self._begin[name][0] for name, (count, _) in counted.items()}
+        is_young = now_s - self._begin_s < STRAGGLER_WINDOW_S
+        if is_young or min(calls.values(), default=0) < STRAGGLER_CALLS_MIN:
+            return
+        means = {
+            name: (kernel_ns - self._begin[name][1]) / calls[name]
+            for name, (_, kernel_ns) in counted.items()
+        }
+        usual = statistics.median_low(means.values())
+        times = {name: mean / max(usual, 1.0) for name, mean in means.items()}
+        self._slow = {name: ratio for name, ratio in times.items() if ratio > STRAGGLER_RATIO}
+        self._begin_s, self._begin = now_s, counted
+
+    def named(self, reports: Sequence[DuckReport]) -> list[DuckReport]:
+        """Says so in the detail of each slow duck that serves."""
+        slow = self._slow
+        return [
+            replace(report, detail=f"its kernel takes {slow[report.name]:.1f} x the usual time")
+            if report.ready and not report.detail and report.name in slow
+            else report
+            for report in reports
+        ]
 
 
 @dataclass

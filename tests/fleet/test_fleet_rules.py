@@ -16,10 +16,11 @@ from host_runtime.fleet.loader import DuckBusyError, LoadReport, PieceBudget
 from host_runtime.fleet.run_once import describe
 from host_runtime.fleet.status import (
     EVENTS_KEPT,
+    STRAGGLER_LOOK_S,
     DuckReport,
     DuckState,
     EventLog,
-    name_stragglers,
+    Stragglers,
 )
 from host_runtime.fleet.told import told_lines
 from host_runtime.fleet.versions import DuckFacts, Needs, facts_of, feature_names, find_misfit
@@ -214,21 +215,84 @@ def test_a_slow_load_is_told() -> None:
     assert slow.slow_link(0) is None  # link unknown
 
 
-def report(name: str, calls: int, kernel_us: float, state: DuckState) -> DuckReport:
-    counters = {"calls": float(calls), "kernel_ns": calls * kernel_us * 1e3}
-    return DuckReport(name, "", state, "", counters)
+class Rack:
+    """Ducks that serve calls; ``told`` names the slow ones."""
+
+    def __init__(self, *names: str) -> None:
+        self.stragglers = Stragglers()
+        self.now = 1000.0
+        self.counts = {name: [0, 0.0] for name in names}
+        self.away: set[str] = set()
+        self.stragglers.look(self.reports(), self.now)
+
+    def reports(self) -> list[DuckReport]:
+        return [
+            DuckReport(
+                name,
+                "",
+                DuckState.LOST if name in self.away else DuckState.SERVING,
+                "",
+                {"calls": float(calls), "kernel_ns": us * 1e3},
+            )
+            for name, (calls, us) in self.counts.items()
+        ]
+
+    def serve(self, calls: int, seconds: float, **kernel_us: float) -> None:
+        for name, us in kernel_us.items():
+            self.counts[name][0] += calls
+            self.counts[name][1] += calls * us
+        self.now += seconds
+        self.stragglers.look(self.reports(), self.now)
+
+    def told(self) -> dict[str, str]:
+        named = self.stragglers.named(self.reports())
+        return {report.name: report.detail for report in named if report.detail}
 
 
 def test_a_slow_duck_is_told() -> None:
-    times = {"d01": 100, "d02": 210, "d03": 110, "d04": 90, "d05": 149}
-    serving = [report(name, 1000, us, DuckState.SERVING) for name, us in times.items()]
-    details = {told.name: told.detail for told in name_stragglers(serving) if told.detail}
-    assert details == {"d02": "its kernel takes 1.9 x the usual time"}
-    lost = report("d06", 1000, 900, DuckState.LOST)
-    assert name_stragglers([*serving, lost])[-1] == lost
-    few = [report(name, 199, us, DuckState.SERVING) for name, us in times.items()]
-    assert name_stragglers(few) == few
-    assert name_stragglers(serving[:1]) == serving[:1]
+    """From the median on by half; a duck that is away has its own detail."""
+    rack = Rack("d01", "d02", "d03", "d04", "d05")
+    rack.serve(1000, 60.0, d01=100, d02=210, d03=110, d04=90, d05=149)
+    assert rack.told() == {"d02": "its kernel takes 1.9 x the usual time"}
+    rack.away.add("d02")
+    assert rack.told() == {}
+
+
+def test_a_duck_that_becomes_slow_is_told_within_two_windows() -> None:
+    """However many calls were good before; and when it is well again it is named no longer."""
+    rack = Rack("d01", "d02", "d03")
+    for _ in range(10):
+        rack.serve(100_000, 60.0, d01=100, d02=100, d03=100)
+    assert rack.told() == {}
+    rack.serve(1000, 60.0, d01=100, d02=100, d03=300)
+    assert rack.told() == {"d03": "its kernel takes 3.0 x the usual time"}
+    rack.serve(1000, 59.0, d01=100, d02=100, d03=100)
+    assert set(rack.told()) == {"d03"}
+    rack.serve(1000, 1.0, d01=100, d02=100, d03=100)
+    assert rack.told() == {}
+
+
+def test_a_window_has_enough_calls_and_the_same_ducks() -> None:
+    """Few calls make it longer; one duck alone is never slow; a duck that left begins it anew."""
+    rack = Rack("d01", "d02", "d03")
+    rack.serve(199, 60.0, d01=100, d02=100, d03=900)
+    assert rack.told() == {}
+    rack.serve(1, 60.0, d01=100, d02=100, d03=900)
+    assert set(rack.told()) == {"d03"}
+    rack.away.add("d02")
+    rack.serve(1000, 60.0, d01=100, d03=900)
+    assert rack.told() == {}
+    alone = Rack("d01")
+    alone.serve(1000, 60.0, d01=900)
+    assert alone.told() == {}
+
+
+def test_looks_are_some_seconds_apart() -> None:
+    stragglers = Stragglers()
+    assert stragglers.is_due(0.0)
+    stragglers.look([], 0.0)
+    assert not stragglers.is_due(STRAGGLER_LOOK_S - 0.1)
+    assert stragglers.is_due(STRAGGLER_LOOK_S)
 
 
 def test_errors_carry_what_to_do() -> None:
