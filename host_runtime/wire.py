@@ -426,7 +426,9 @@ class Open(ctypes.LittleEndianStructure):
     scratch_bytes: U64
     call_time_limit_ms: U32
     domain_session: U32
-    pad: Annotated[Bytes, ctypes.c_uint8 * 176]
+    weights_id: Annotated[Bytes, ctypes.c_uint8 * WIRE_DIGEST_BYTES]
+    kernel_id: Annotated[Bytes, ctypes.c_uint8 * WIRE_DIGEST_BYTES]
+    pad: Annotated[Bytes, ctypes.c_uint8 * 112]
 
 
 @layout

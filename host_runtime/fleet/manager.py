@@ -88,6 +88,7 @@ class FleetManager:
         scrub_pause_s: float = 0.0,
     ) -> None:
         self._transport = transport
+        self._kernel_id = kernel.sha256
         self._open_request = open_request
         self._silence_s = silence_ms / 1000
         self._clock = clock
@@ -303,12 +304,18 @@ class FleetManager:
             self._transport.request(index, wire.MessageType.CLOSE, close, LEAVE_TIMEOUT_MS)
 
     def _open(self) -> None:
-        """Open the compute session on all ducks; on an error marks the ducks it names."""
+        """Open the compute session on all ducks; on an error marks the ducks it names.
+
+        A ready duck is nobody's yet: one that another host has loaded since refuses the ids, is
+        FAULTED by that, and loaded again by what it tells then.
+        """
         everyone = range(len(self._keepers))
+        weights_ids = {keeper.duck.slot: keeper.part.set_id for keeper in self._keepers}
         cores = [keeper.facts.core_count for keeper in self._keepers if keeper.facts]
         try:
             request = self._open_request(max(cores))
-            self._transport.session_open(everyone, request, OPEN_TIMEOUT_MS)
+            request.kernel_id[:] = list(self._kernel_id)
+            self._transport.session_open(everyone, request, OPEN_TIMEOUT_MS, weights_ids)
         except TransportError as error:
             with self._lock:
                 state = failure_state(error) or DuckState.FAULTED

@@ -208,6 +208,9 @@ def _open(transport: Transport, wanted: Wanted, memory: Memory, scratch: int) ->
             scratch_bytes=size,
             call_time_limit_ms=wanted.time_limit_ms,
         )
+        request.kernel_id[:] = list(wanted.kernel.sha256)
+        if wanted.weights:
+            request.weights_id[:] = list(hashlib.sha256(wanted.weights).digest())
         transport.session_open([DUCK], request, OPEN_MS)
 
     try:

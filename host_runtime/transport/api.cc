@@ -155,10 +155,11 @@ int duckhost_write(duckhost_fleet *fleet, uint32_t duck, uint32_t region, uint64
 }
 
 int duckhost_session_open(duckhost_fleet *fleet, uint64_t ducks, const duck_open *open,
-                          uint32_t timeout_ms, duckhost_error *error) {
+                          const uint8_t *weights_ids, uint32_t timeout_ms, duckhost_error *error) {
     if (open == nullptr) return null_argument(error);
-    return guarded(fleet, error,
-                   [&] { return fleet->transport.session_open(ducks, *open, timeout_ms, error); });
+    return guarded(fleet, error, [&] {
+        return fleet->transport.session_open(ducks, *open, weights_ids, timeout_ms, error);
+    });
 }
 
 int duckhost_session_close(duckhost_fleet *fleet, duckhost_error *error) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -236,10 +236,26 @@ class Transport:
         self._call(function, duck, region, offset, address, size, progress)
 
     # ---- compute -------------------------------------------------------------------------------
-    def session_open(self, ducks: Sequence[int], request: wire.Open, timeout_ms: int) -> None:
-        """Open a compute session of the loaded kernel on these ducks; closes the last one."""
+    def session_open(
+        self,
+        ducks: Sequence[int],
+        request: wire.Open,
+        timeout_ms: int,
+        weights_ids: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """Open a compute session of the loaded kernel on these ducks; closes the last one.
+
+        ``weights_ids``: the set id (32 bytes) that each duck must hold; without it the request's
+        for all, and zero is any. A duck that holds another one is a DuckRefusedError.
+        """
         mask = sum(1 << duck for duck in set(ducks))
-        self._call(self._library.duckhost_session_open, mask, request, timeout_ms)
+        ids = None
+        if weights_ids is not None:
+            size, any_id = wire.WIRE_DIGEST_BYTES, bytes(wire.WIRE_DIGEST_BYTES)
+            ids = b"".join(weights_ids.get(duck, any_id) for duck in range(self._duck_count))
+            if len(ids) != size * self._duck_count:
+                raise ValueError(f"a weights id has {size} bytes")
+        self._call(self._library.duckhost_session_open, mask, request, ids, timeout_ms)
 
     def session_close(self) -> None:
         """End the compute session; calls under way fail."""

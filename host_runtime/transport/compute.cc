@@ -99,8 +99,8 @@ int Transport::give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_e
 }
 
 // One round of OPEN to all of `ducks`; those that another host owns are left in *busy.
-int Transport::open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns,
-                          uint64_t *busy, duckhost_error *error) {
+int Transport::open_ducks(uint64_t ducks, const duck_open &open, const uint8_t *weights_ids,
+                          uint64_t deadline_ns, uint64_t *busy, duckhost_error *error) {
     struct Opening {
         Opening(uint32_t duck_, uint32_t link) : duck(duck_), op(link) {}
         uint32_t duck;
@@ -114,6 +114,9 @@ int Transport::open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadli
         auto opening = std::make_unique<Opening>(i, ducks_[i].link);
         opening->payload = open;
         opening->payload.domain_session = ducks_[i].domain->domain_session();
+        if (weights_ids != nullptr)
+            std::memcpy(opening->payload.weights_id,
+                        weights_ids + size_t{i} * DUCK_WIRE_DIGEST_BYTES, DUCK_WIRE_DIGEST_BYTES);
         RequestOp &op = opening->op;
         op.type = DUCK_MSG_OPEN;
         op.payload = reinterpret_cast<const uint8_t *>(&opening->payload);
@@ -174,8 +177,8 @@ int Transport::check_open(uint64_t ducks, const duck_open &open, duckhost_error 
     return DUCKHOST_OK;
 }
 
-int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t timeout_ms,
-                            duckhost_error *error) {
+int Transport::session_open(uint64_t ducks, const duck_open &open, const uint8_t *weights_ids,
+                            uint32_t timeout_ms, duckhost_error *error) {
     if (int code = check_open(ducks, open, error)) return code;
     std::lock_guard<std::mutex> one_at_a_time(open_mutex_);
     const uint64_t deadline_ns = now_ns() + timeout_ms * kMillisecond;
@@ -188,7 +191,7 @@ int Transport::session_open(uint64_t ducks, const duck_open &open, uint32_t time
             return fail(error, DUCKHOST_ERR_SYSTEM, -1, "no memory for the calls' buffers");
     }
     uint64_t left = ducks;
-    while (int code = open_ducks(left, open, deadline_ns, &left, error)) {
+    while (int code = open_ducks(left, open, weights_ids, deadline_ns, &left, error)) {
         const bool may_wait = left != 0 && (open.flags & DUCK_OPEN_TAKEOVER) != 0 &&
                               code == DUCKHOST_ERR_REFUSED && now_ns() < deadline_ns;
         if (!may_wait) return code;

@@ -223,14 +223,17 @@ DUCKHOST_EXPORT int duckhost_write(struct duckhost_fleet *fleet, uint32_t duck, 
                                    struct duckhost_error *error);
 
 /* Opens a compute session of the loaded kernel on these ducks (bit i = duck i); open->flags,
- * core_count, *_bytes*, call_time_limit_ms are the caller's, the rest is filled in here. A session
- * that was open before is closed. Fresh domain keys are used whenever a call was made under the old
- * ones. A duck whose session belongs to another host is asked again until the timeout.
+ * core_count, *_bytes*, call_time_limit_ms and the ids are the caller's, the rest is filled in
+ * here. `weights_ids` has the set_id of each duck of the fleet (DUCK_WIRE_DIGEST_BYTES each, zero =
+ * any) and stands in place of open->weights_id; NULL = that one for all. A duck that holds other
+ * weights or another kernel refuses with DUCK_ERR_NOT_COMMITTED. A session that was open before is
+ * closed. Fresh domain keys are used whenever a call was made under the old ones. A duck whose
+ * session belongs to another host is asked again until the timeout.
  * ERR_ARGUMENT: a domain's MTU is too small for calls of call_bytes_max (they would have more than
  * DUCK_WIRE_FRAGMENTS_MAX fragments). */
 DUCKHOST_EXPORT int duckhost_session_open(struct duckhost_fleet *fleet, uint64_t ducks,
-                                          const struct duck_open *open, uint32_t timeout_ms,
-                                          struct duckhost_error *error);
+                                          const struct duck_open *open, const uint8_t *weights_ids,
+                                          uint32_t timeout_ms, struct duckhost_error *error);
 DUCKHOST_EXPORT int duckhost_session_close(struct duckhost_fleet *fleet,
                                            struct duckhost_error *error);
 

@@ -211,7 +211,7 @@ def _functions() -> dict[str, list[object]]:
         "duckhost_detach": [fleet, u32, error],
         "duckhost_request": list(request),
         "duckhost_write": list(write),
-        "duckhost_session_open": [fleet, u64, ctypes.POINTER(Open), u32, error],
+        "duckhost_session_open": [fleet, u64, ctypes.POINTER(Open), memory, u32, error],
         "duckhost_session_close": [fleet, error],
         "duckhost_submit": [fleet, memory, u32, u64_out, error],
         "duckhost_wait_sum": [fleet, u64, u32, memory, u64, timing, error],

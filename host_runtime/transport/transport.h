@@ -31,8 +31,8 @@ class Transport {
     int write(uint32_t duck, uint32_t region, uint64_t offset, const void *data, uint64_t bytes,
               duckhost_progress *progress, duckhost_error *error);
 
-    int session_open(uint64_t ducks, const duck_open &open, uint32_t timeout_ms,
-                     duckhost_error *error);
+    int session_open(uint64_t ducks, const duck_open &open, const uint8_t *weights_ids,
+                     uint32_t timeout_ms, duckhost_error *error);
     int session_close(duckhost_error *error);
     int submit(const void *message, uint32_t bytes, uint64_t *ticket, duckhost_error *error);
     int wait_sum(uint64_t ticket, uint32_t dtype, float *out, uint64_t count,
@@ -64,8 +64,8 @@ class Transport {
     void close_ducks();
     int give_domain_keys(uint64_t ducks, uint64_t deadline_ns, duckhost_error *error);
     int check_open(uint64_t ducks, const duck_open &open, duckhost_error *error) const;
-    int open_ducks(uint64_t ducks, const duck_open &open, uint64_t deadline_ns, uint64_t *busy,
-                   duckhost_error *error);
+    int open_ducks(uint64_t ducks, const duck_open &open, const uint8_t *weights_ids,
+                   uint64_t deadline_ns, uint64_t *busy, duckhost_error *error);
     template <typename Condition> void look_around(Condition is_over, uint64_t last_wait_ns);
     void await_credit(uint32_t number);
     int publish(const void *message, uint32_t bytes, uint64_t *ticket, duckhost_error *error);

@@ -78,13 +78,31 @@ static struct duck_done lacks_features(uint32_t missing) {
     return done;
 }
 
-static struct duck_done check_kernel(const struct duck_core *core) {
+/* Zero = any. A region that is not there has the id zero. */
+static bool is_wanted(const struct core_region *region, const uint8_t *id) {
+    static const uint8_t any[DUCK_WIRE_DIGEST_BYTES];
+    return memcmp(id, any, sizeof any) == 0 || memcmp(id, region->set_id, sizeof any) == 0;
+}
+
+static struct duck_done check_regions(const struct duck_core *core,
+                                      const struct duck_open *request) {
     const struct core_region *kernel = &core->region[DUCK_REGION_KERNEL];
     const struct core_region *weights = &core->region[DUCK_REGION_WEIGHTS];
-    struct elf_plan plan;
     if (!kernel->whole) return done_make(DUCK_ERR_NOT_COMMITTED, 0, "OPEN: kernel not committed");
     if (weights->bytes != 0 && !weights->whole)
         return done_make(DUCK_ERR_NOT_COMMITTED, 0, "OPEN: weights not committed as a whole");
+    if (!is_wanted(weights, request->weights_id))
+        return done_make(DUCK_ERR_NOT_COMMITTED, 0,
+                         "OPEN: other weights than this host's were loaded meanwhile");
+    if (!is_wanted(kernel, request->kernel_id))
+        return done_make(DUCK_ERR_NOT_COMMITTED, 0,
+                         "OPEN: another kernel than this host's was loaded meanwhile");
+    return done_make(DUCK_OK, 0, "");
+}
+
+static struct duck_done check_kernel(const struct duck_core *core) {
+    const struct core_region *kernel = &core->region[DUCK_REGION_KERNEL];
+    struct elf_plan plan;
     enum elf_error error = elf_check(kernel->memory, kernel->bytes, &plan);
     if (error != ELF_OK) return done_make(DUCK_ERR_BAD_ELF, error, elf_error_text(error));
     if (plan.note.abi_version != DUCK_KERNEL_ABI_VERSION)
@@ -155,6 +173,7 @@ void compute_open(struct duck_core *core, const struct core_received *received) 
     struct duck_done done =
         may_replace(core, received->from, (request.flags & DUCK_OPEN_TAKEOVER) != 0);
     if (done.status == DUCK_OK) done = check_fields(core, &request, received->from);
+    if (done.status == DUCK_OK) done = check_regions(core, &request);
     if (done.status == DUCK_OK) done = check_kernel(core);
     if (done.status == DUCK_OK) done = start(core, received, &request);
     if (done.status != DUCK_OK || core->session.is_one_shot)

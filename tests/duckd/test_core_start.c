@@ -57,6 +57,52 @@ static void check_given_up(const struct fake_host *host, uint32_t sequence) {
     CHECK(strcmp("closed or replaced while starting", done.text) == 0);
 }
 
+/* OPEN of these sets; the kernel gets ready when it is started. */
+static struct duck_done open_of(const uint8_t *weights_id, const uint8_t *kernel_id) {
+    struct duck_open request = {
+        .call_bytes_max = 1, .result_bytes_max = 1, .call_time_limit_ms = 1};
+    memcpy(request.weights_id, weights_id, sizeof request.weights_id);
+    memcpy(request.kernel_id, kernel_id, sizeof request.kernel_id);
+    fake_forget_sent();
+    uint32_t before = fake.sessions_started;
+    host_send_one(&a, DUCK_MSG_OPEN, ++a.requests, &request, sizeof request);
+    if (fake.sessions_started != before) kernel_ready();
+    core_settle();
+    struct duck_done done = answer_to(&a, a.requests);
+    close_session(&a);
+    return done;
+}
+
+static void check_others(struct duck_done done, const char *text) {
+    CHECK_EQUAL(DUCK_ERR_NOT_COMMITTED, done.status);
+    CHECK(strcmp(text, done.text) == 0);
+}
+
+static void test_open_of_what_another_host_replaced(void) {
+    static const char other_weights[] =
+        "OPEN: other weights than this host's were loaded meanwhile";
+    static const char other_kernel[] = "OPEN: another kernel than this host's was loaded meanwhile";
+    uint8_t bytes[2048] = {1}, weights[DUCK_WIRE_DIGEST_BYTES], kernel[DUCK_WIRE_DIGEST_BYTES];
+    const uint8_t any[DUCK_WIRE_DIGEST_BYTES] = {0};
+    ready_to_open();
+    memcpy(kernel, core.region[DUCK_REGION_KERNEL].set_id, sizeof kernel);
+    check_others(open_of(kernel, any), other_weights); /* there are none */
+    host_load(&a, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
+    memcpy(weights, core.region[DUCK_REGION_WEIGHTS].set_id, sizeof weights);
+    CHECK_EQUAL(DUCK_OK, open_of(any, any).status);
+    CHECK_EQUAL(DUCK_OK, open_of(weights, kernel).status);
+    check_others(open_of(kernel, kernel), other_weights);
+    check_others(open_of(weights, weights), other_kernel);
+    bytes[0] = 2;
+    host_make(&b, 2000, false);
+    host_join(&b);
+    host_load(&b, DUCK_REGION_WEIGHTS, bytes, sizeof bytes);
+    check_others(open_of(weights, kernel), other_weights);
+    CHECK_EQUAL(DUCK_OK, open_of(any, kernel).status);
+    weights[31] ^= 1; /* every byte counts */
+    check_others(open_of(weights, kernel), other_weights);
+}
+
 static void test_kernel_that_never_gets_ready(void) {
     ready_to_open();
     struct duck_open request = {
@@ -131,6 +177,7 @@ static void test_many_given_up_starts_leave_a_duck_that_answers(void) {
 
 int main(int count, char **words) {
     static void (*const tests[])(void) = {
+        test_open_of_what_another_host_replaced,
         test_kernel_that_never_gets_ready,
         test_close_while_starting_answers_both,
         test_takeover_while_starting_answers_both,

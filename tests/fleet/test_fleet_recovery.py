@@ -25,8 +25,13 @@ from host_runtime.experts.base import ExpertsUnavailableError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
 from host_runtime.fleet.cache import load_cache
 from host_runtime.fleet.config import load_fleet
+from host_runtime.fleet.connect import connect
+from host_runtime.fleet.kernel_file import load_kernel_file
+from host_runtime.fleet.loader import DuckLoader, PieceBudget
 from host_runtime.fleet.manager import FleetStartError
 from host_runtime.fleet.status import EVENTS_KEPT
+from host_runtime.fleet.versions import facts_of
+from host_runtime.transport import TransportOptions
 
 SEED = 31
 EXPERTS = RandomExperts(SEED, hidden=128, intermediate=128, experts=2)
@@ -328,3 +333,40 @@ def test_pins_that_cannot_be_read_are_told_of_the_duck_that_waits(tmp_path: Path
             remote.submit(1, *CALL)
         pins.write_text(good)
         works_again(remote, expected)
+
+
+def load_as_another_host(folder: Path, cache_file: Path, kernel: str) -> None:
+    """The first duck gets the first slice of this cache; no session is opened."""
+    fleet, part = load_fleet(folder / "fleet.json"), load_cache(cache_file).slices[0]
+    elf = load_kernel_file(native_path(kernel))
+    with connect(fleet, native_path("libduckhost.so"), TransportOptions()) as transport:
+        facts = facts_of(transport.hello(0, 3000).info)
+        DuckLoader(transport, 0, fleet.ducks[0], part, elf, PieceBudget(1 << 30)).load(facts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["other weights", "another kernel"])
+def test_what_another_host_loaded_into_a_ready_duck_is_not_served(
+    tmp_path: Path, what: str
+) -> None:
+    """d01 waits, loaded, for d02; until the session opens it is nobody's. No wrong sum comes."""
+    other = RandomExperts(SEED + 1, hidden=128, intermediate=128, experts=2)
+    options = RemoteOptions(call_deadline_ms=500)
+    with serving(EXPERTS, tmp_path, 2, options) as (ducks, remote):
+        expected = remote.submit(1, *CALL).wait()
+        ducks[1].kill()
+        ducks[0].kill()
+        wait_until(lambda: not any(s.ready for s in remote.status()), 10, "both lost")
+        ducks[0].start()
+        wait_until(lambda: remote.status()[0].state == "ready", 10, "d01 loaded")
+        if what == "other weights":
+            cache_file, kernel = other.write_cache(tmp_path / "other", 2), "experts-avx2.elf"
+        else:
+            cache_file, kernel = tmp_path / "cache" / "cache.json", "experts-scalar.elf"
+        load_as_another_host(tmp_path, cache_file, kernel)
+        assert remote.status()[0].state == "ready"
+        ducks[1].start()
+        works_again(remote, expected)
+        assert loads(remote) == [3, 2]
+        told = [e.text for e in remote.events() if e.duck == "d01" and "faulted" in e.text]
+        assert len(told) == 1 and f"OPEN: {what} than this host's" in told[0]

@@ -286,7 +286,7 @@ void use_everything(duckhost_fleet *fleet) {
     open.call_bytes_max = 1 << 16;
     open.result_bytes_max = kResultBytes;
     open.call_time_limit_ms = 1000;
-    if (duckhost_session_open(fleet, 1, &open, 500, &error) != 0) return;
+    if (duckhost_session_open(fleet, 1, &open, nullptr, 500, &error) != 0) return;
     std::vector<float> out(kResultBytes / 4);
     for (int i = 0; i < 3; i++) {
         if (duckhost_submit(fleet, data.data(), 40'000, &ticket, &error) != 0) return;

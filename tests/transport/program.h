@@ -88,9 +88,9 @@ inline void open_session(const Fleet &fleet) {
     open.call_bytes_max = open.result_bytes_max = 1u << 20;
     open.scratch_bytes = 4096;
     open.call_time_limit_ms = 20000;
-    check(
-        duckhost_session_open(fleet.handle, (UINT64_C(1) << fleet.ducks) - 1, &open, 20000, &error),
-        error, "session_open");
+    check(duckhost_session_open(fleet.handle, (UINT64_C(1) << fleet.ducks) - 1, &open, nullptr,
+                                20000, &error),
+          error, "session_open");
 }
 
 inline Fleet open_fleet(const char *key_hex, const char *kernel, char **ports, uint32_t count) {

@@ -322,7 +322,8 @@ enum duck_status {
     DUCK_ERR_BAD_RANGE = 3,   /* offset + bytes leave the region; value = region bytes */
     DUCK_ERR_NOT_RESERVED = 4,
     DUCK_ERR_DIGEST = 5, /* COMMIT: bytes in memory do not match; text has the digest found */
-    DUCK_ERR_NOT_COMMITTED = 6,  /* OPEN before all of the weights or the kernel were committed */
+    /* OPEN before all of the weights or the kernel were committed, or others than OPEN names */
+    DUCK_ERR_NOT_COMMITTED = 6,
     DUCK_ERR_BAD_ELF = 7,        /* text says which check failed */
     DUCK_ERR_ABI = 8,            /* kernel asks for another ABI version; value = the duck's */
     DUCK_ERR_KERNEL_REFUSED = 9, /* the kernel's init returned an error; detail = its code */
@@ -404,7 +405,11 @@ struct duck_open {
     uint32_t call_time_limit_ms; /* a call that takes longer ends the session */
     /* not 0: calls also come as D packets, under a key given by DOMAIN_KEY (this one is known) */
     uint32_t domain_session;
-    uint8_t pad[176];
+    /* set_id of the weights' and of the kernel's last COMMIT, zero = any: another host may have
+     * loaded something else before OPEN, for until then nobody owns the duck */
+    uint8_t weights_id[DUCK_WIRE_DIGEST_BYTES];
+    uint8_t kernel_id[DUCK_WIRE_DIGEST_BYTES];
+    uint8_t pad[112];
 };
 static_assert(sizeof(struct duck_open) == 208, "open");
 /* A one-shot run: OPEN is answered when memory is ready, the kernel is entered when CALL 1 is
