@@ -41,6 +41,7 @@ from host_runtime.transport import (
     DomainEndpoint,
     DuckEndpoint,
     DuckFaultError,
+    DuckRefusedError,
     DuckUnreachableError,
     Faults,
     Transport,
@@ -120,6 +121,27 @@ def test_a_domain_without_ducks_is_in_nobodys_way(tmp_path: Path, echo_kernel: b
             transport.session_open([0], open_request(), OPEN_MS)  # fresh domain keys
             call(transport, scale_call(values), 10)
             transport.session_close()
+
+
+def test_a_duck_with_other_weights_refuses_the_session(tmp_path: Path, echo_kernel: bytes) -> None:
+    """Each duck is told its own id; the one that holds another is named, zero is any."""
+    with running_shelf(tmp_path, echo_kernel, [0, 0]) as shelf, serving(shelf) as transport:
+        with shelf.transport() as onlooker:
+            ids = {i: bytes(onlooker.hello(i, 3000).info.weights_id) for i in range(2)}
+        assert ids[0] != ids[1]
+        transport.session_open(range(2), open_request(), OPEN_MS, ids)
+        transport.session_open(range(2), open_request(), OPEN_MS, {1: ids[1]})
+        with pytest.raises(DuckRefusedError, match=r"d02.* other weights") as caught:
+            transport.session_open(range(2), open_request(), OPEN_MS, {0: ids[0], 1: ids[0]})
+        assert caught.value.ducks == (1,)
+        assert caught.value.status == wire.Status.ERR_NOT_COMMITTED
+        with pytest.raises(ValueError, match="32 bytes"):
+            transport.session_open(range(2), open_request(), OPEN_MS, {0: b"short"})
+        values = np.ones(10, np.float32)
+        transport.session_open(range(2), open_request(), OPEN_MS, ids)
+        np.testing.assert_array_equal(
+            call(transport, scale_call(values), 10), scaled_sum(values, range(2))
+        )
 
 
 def test_each_ducks_bytes_can_be_read(tmp_path: Path, echo_kernel: bytes) -> None:
