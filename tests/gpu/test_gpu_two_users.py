@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,17 +109,20 @@ def test_a_step_that_fails_as_a_whole_harms_nobody() -> None:
     """Calls of the shared step fail in one lane now and then: both go on alone."""
 
     class Failing:
-        """Serves mailboxes by Python threads. Every 24th call fails: those of a shared step, whose
-        two retries have 8 calls."""
+        """Serves mailboxes by Python threads. Every 24th call fails while both users are there:
+        those of a shared step, whose two retries have 8 calls."""
 
         def __init__(self) -> None:
             self.calls = self.failed = 0
             self.armed = False
+            self.lock = threading.Lock()
 
         def submit(self, layer: int, hidden: torch.Tensor, *rest: torch.Tensor) -> Any:
-            self.calls += self.armed
-            if self.armed and self.calls % 24 == 0:
-                self.failed += 1
+            with self.lock:
+                self.calls += self.armed
+                fails = self.armed and self.calls % 24 == 0 and len(engine._active) == 2
+                self.failed += fails
+            if fails:
                 raise ExpertsUnavailableError("d02 does not answer", ["d02"])
             return model()[1].submit(layer, hidden, *rest)
 
