@@ -70,6 +70,7 @@ def test_idle_connections_are_bounded_and_end(server: tuple[str, int]) -> None:
         assert answer(last).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_by_the_byte_is_cut_off(server: tuple[str, int]) -> None:
     """The time is for the whole request, not for each byte; no slot stays taken."""
     for _ in range(SLOTS + 1):

@@ -142,6 +142,7 @@ MODES = [
 
 @pytest.mark.parametrize("unknown", ["discover", "boot", "ignore"])
 @pytest.mark.parametrize(("first", "second"), MODES)
+@pytest.mark.slow
 def test_a_duck_at_the_wrong_port_gets_no_file(
     net: Net, tmp_path: Path, first: str, second: str, unknown: str
 ) -> None:

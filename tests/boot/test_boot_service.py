@@ -348,6 +348,7 @@ def test_kill_9_is_cleaned_up_by_the_next_start(net: Net, fleet: Fleet) -> None:
         assert file_of(net, MAC) == "duckos/duckos.efi"
 
 
+@pytest.mark.slow
 def test_explain_tells_answers_and_what_was_asked(net: Net, fleet: Fleet) -> None:
     """`duckctl explain` after a real conversation: answers by arch, and the duck's own events."""
     with serving(net, fleet):

@@ -71,6 +71,7 @@ if count:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_changes_its_program_is_itself(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:

@@ -47,6 +47,7 @@ def health(folder: LabFolder, capsys: pytest.CaptureFixture[str]) -> list[dict[s
     return ducks
 
 
+@pytest.mark.slow
 def test_idle_ducks_are_measured_and_idle_again(
     folder: LabFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_auto_takes_what_the_ducks_measure(folder: LabFolder) -> None:
     assert choose_format(is_fp8=False, fleet=None).fmt == "fp9"
 
 
+@pytest.mark.slow
 def test_auto_without_a_fleet_measures_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -323,6 +323,7 @@ def test_ctrl_c_stops_the_server_in_order(local: Server) -> None:
     assert list(local.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_server_does_not_outlive_a_killed_command(local: Server) -> None:
     local.process.kill()
     assert local.is_gone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 RSP, RIP = 7, 16  # register numbers of x86-64
@@ -25,7 +26,8 @@ class GdbStub:
         end = self._data.index(b"#")
         packet = self._data[self._data.index(b"$") + 1 : end]
         self._data = self._data[end + 3 :]
-        self._socket.sendall(b"+")
+        with suppress(BrokenPipeError):  # QEMU has hung up after its last answer
+            self._socket.sendall(b"+")
         return packet
 
     def _ask(self, text: str) -> bytes:

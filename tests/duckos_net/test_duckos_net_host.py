@@ -99,6 +99,7 @@ def test_t07_drivers_against_register_models(programs: dict[str, Path], seed: in
 
 
 @pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.slow
 def test_fuzz_same_seed(programs: dict[str, Path], layer: str) -> None:
     """Almost-right frames at one layer harm nothing and do not stop the answers."""
     run(programs["fuzz_net_frames"], "1", "1", layer)

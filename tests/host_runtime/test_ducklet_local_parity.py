@@ -8,9 +8,14 @@ from host_kit import ducklet, finish_all, outcome, reference
 
 from host_runtime.engine import Engine, SamplingParams
 
+PROMPTS = [
+    pytest.param(prompt, id=prompt["name"], marks=[pytest.mark.slow] * ("long" in prompt["name"]))
+    for prompt in reference()
+]
+
 
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
-@pytest.mark.parametrize("prompt", reference(), ids=lambda prompt: str(prompt["name"]))
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_parity_with_reference(prompt: dict[str, object], mtp: bool) -> None:
     model, experts = ducklet()
     engine = Engine(model, experts, mtp=mtp)

@@ -50,6 +50,7 @@ def test_verification_keeps_the_distribution(draft: int) -> None:
 
 
 @pytest.mark.parametrize("mtp", [True, False], ids=["mtp", "plain"])
+@pytest.mark.slow
 def test_whole_answers_keep_the_distribution(mtp: bool) -> None:
     """Chi-square over all answers of three tokens: drafts accepted, rejected, rolled back."""
     table, start, requests = _table(SEED), 0, 1500

@@ -164,6 +164,7 @@ def test_a_broken_switch_fails_its_duck_and_the_run_ends(
         assert record.reason == f"ssh: TypeError: {ERRORS[1]}"
 
 
+@pytest.mark.slow
 def test_the_second_of_two_backends_of_one_kind_is_used(tmp_path: Path) -> None:
     """The rung of the ladder decides, not the name: one command each, by what it leaves behind."""
     first, second = (tmp_path / name for name in ("first", "second"))

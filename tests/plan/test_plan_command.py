@@ -215,6 +215,7 @@ def test_from_fleet_ducks_without_room_are_told_so(
     assert "hint: a duck must have more than 1 GiB" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_hardware_file_extends_and_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(

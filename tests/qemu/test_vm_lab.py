@@ -107,6 +107,7 @@ def test_up_status_exec_down(
     assert run(folder, "status") == ExitCode.UNREACHABLE
 
 
+@pytest.mark.slow
 def test_switches(folder: LabFolder, image: str) -> None:
     """Hang, resume, reset, power cut, magic packet: each leaves the machine as it says."""
     lab.up(folder, MIXED, image)
@@ -134,6 +135,7 @@ def test_switches(folder: LabFolder, image: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.slow
 def test_a_signal_to_exec_reaches_its_command(folder: LabFolder, number: signal.Signals) -> None:
     """Whatever ends `lab exec` ends what it runs; a broken pipe ends it too."""
     lab.up(folder, PROCESSES, NO_IMAGE)
@@ -345,6 +347,7 @@ def test_the_filter_lets_only_magic_packets_through(folder: LabFolder) -> None:
 
 
 @pytest.mark.skipif(shutil.which("ipmitool") is None, reason="package ipmitool is missing")
+@pytest.mark.slow
 def test_board_controllers(folder: LabFolder, image: str) -> None:
     """The fleet's own IPMI backend switches each guest by its own controller."""
     lab.up(folder, replace(SHAPE, ducks=2, boot="pxe", bmc=True), image)

@@ -29,6 +29,7 @@ def test_gap_tells_calls_raw_sockets_and_stages(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("loss", [0, 5])
+@pytest.mark.slow
 def test_wire_tells_bulk_calls_and_raw(loss: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Losses are dropped on purpose, and repaired: 5 % of 2 x 4 MiB is never nothing."""
     words = ["--ducks", "2", "--mtu", "9000", "--megabytes", "4", "--loss", str(loss), "--json"]

@@ -63,6 +63,7 @@ class Forwarder:
 
 
 @pytest.mark.parametrize("mtu", [1500, 9000])
+@pytest.mark.slow
 def test_memif(tmp_path: Path, echo_kernel: bytes, mtu: int) -> None:
     """Host port - memif - another process - the wire: calls are right, with faults too."""
     reason = why_not_dpdk()
