@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from duckctl import cli
+from duckctl import cli, early_checks
 from duckctl.chat_client import ChatClient, ChatEnd
 from duckctl.errors import ExitCode, UsageError
 from duckctl.lab import ducks as lab
@@ -30,6 +30,8 @@ from duckctl.serving import (
     forwarding,
     parse_faults,
 )
+from host_runtime.cuda.host_file import INDEX_NAME
+from host_runtime.server import api_key
 from host_runtime.server.run_config import RunConfig
 
 READY_TIMEOUT_S = 120
@@ -362,3 +364,8 @@ def test_shard_and_serve_with_remote_experts(folder: LabFolder, tmp_path: Path) 
     assert code == ExitCode.OK
     assert server.is_gone()
     assert list(server.temporary.iterdir()) == []
+
+
+def test_early_checks_are_those_of_the_server() -> None:
+    assert early_checks.API_KEY_CHARACTERS_MIN == api_key.CHARACTERS_MIN
+    assert early_checks.HOST_WEIGHTS_INDEX == INDEX_NAME

@@ -10,17 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from duck_process import running_ducks, wait_until
 from random_experts import RandomExperts, random_call
-from serving_experts import serving
+from serving_experts import limit_calls, serving
 
 from duckctl.native import native_path
-from host_runtime.experts import remote as remote_module
 from host_runtime.experts.base import ExpertsUnavailableError
 from host_runtime.experts.remote import RemoteExperts, RemoteOptions
 from host_runtime.fleet.cache import load_cache
@@ -100,12 +98,7 @@ def test_used_up_call_numbers_cost_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session is opened again by itself: no duck is loaded again, the next call is right."""
-    usual = remote_module._transport_options
-    monkeypatch.setattr(
-        remote_module,
-        "_transport_options",
-        lambda options: replace(usual(options), session_calls_max=4),
-    )
+    limit_calls(monkeypatch, 4)
     with serving(EXPERTS, tmp_path, 2) as (_, remote):
         expected = remote.submit(1, *CALL).wait()
         error, seconds = call_until_error(remote)

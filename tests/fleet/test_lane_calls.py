@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,13 @@ import torch
 from duck_process import wait_until
 from emulated_card import Card
 from random_experts import RandomExperts, random_call
-from serving_experts import serving
+from serving_experts import limit_calls, serving
 
 from host_runtime import wire
 from host_runtime.bench.lanes import PythonOnly
 from host_runtime.cuda.link import CallLink, PythonLanes
 from host_runtime.cuda.mailbox import HostLane
 from host_runtime.errors import HostError
-from host_runtime.experts import remote as remote_module
 from host_runtime.experts.base import DuckStatus, ExpertsUnavailableError, PendingExperts
 from host_runtime.experts.remote import RemoteOptions
 from host_runtime.fleet.status import DuckState
@@ -134,12 +132,7 @@ def test_a_dead_duck_is_named_and_the_card_gets_answers(tmp_path: Path) -> None:
 def test_a_step_that_uses_up_the_call_numbers_is_the_only_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = remote_module._transport_options
-    monkeypatch.setattr(
-        remote_module,
-        "_transport_options",
-        lambda options: replace(usual(options), session_calls_max=3),
-    )
+    limit_calls(monkeypatch, 3)
     card = Card(TOP_K, EXPERTS.hidden)
     call = one_row(5)
     with serving(EXPERTS, tmp_path, 2) as (_, remote), linked(card) as link:
