@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from duckctl.console import plain_lines
+
 BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
@@ -28,6 +30,7 @@ class Transcript:
         elif self._thinking and not thinking:
             self._write("\n\n")
         self._thinking = thinking
+        text = plain_lines(text)  # what a model writes is printed, never obeyed
         if thinking:
             text = text.replace("\n", f"\n{self._indent}")
             text = f"{self._dim}{text}{self._reset}"

@@ -91,6 +91,12 @@ def test_a_transcript_keeps_thoughts_and_answer_apart(colour: bool, expected: st
     assert "".join(written) == expected
 
 
+def test_what_a_model_writes_does_not_steer_the_terminal() -> None:
+    written: list[str] = []
+    Transcript(written.append, colour=False).part("a\x1b]0;b\x07\nc\x9b", thinking=False)
+    assert written == ["a?]0;b?\nc?"]
+
+
 @pytest.mark.parametrize("ducks", ["3", "0", "-1", "16"])
 def test_a_number_of_ducks_without_equal_slices_is_refused_at_once(
     ducks: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
